@@ -1,0 +1,90 @@
+"""MFL: clients train with statistics that move, the server averages model and statistics.
+
+    local    y, s <- one step of the optimiser, statistics moving
+    upload   y - x, s_i - s
+    server   x+ = x + sum_i w_i (y_i - x),   s+ = s + sum_i w_i (s_i - s)
+
+With Adam it is FedAvg-Adam.
+
+References:
+  Liu, Chen, Chen, Zhang. Accelerating federated learning via momentum gradient descent. IEEE TPDS
+  2020.
+  Mills, Hu, Min. Multi-task federated learning for personalised deep neural networks in edge
+  computing. IEEE TPDS 2022 (FedAvg-Adam).
+"""
+
+from typing import Any, NamedTuple
+
+import optax
+from jax.tree_util import Partial
+
+from fedjax_opt.algorithms.fedavg import Local, same_message, step
+from fedjax_opt.core import Algorithm, Variables, checks, difference, move, no_client_state
+from fedjax_opt.optimizers import local_form
+
+
+class Server(NamedTuple):
+    """The model and the optimiser's statistics, both averages of the clients'."""
+
+    variables: Variables
+    optimizer: Any
+
+
+def mfl(optimizer: optax.GradientTransformation, server_learning_rate: Any = 1.0) -> Algorithm:
+    """MFL: the optimiser's statistics travel and are averaged as the model is.
+
+    Args:
+      optimizer: a triple, used in its `moving` form, or any optax transformation.
+      server_learning_rate: eta_s for the model, not negative; statistics are averaged as they are.
+
+    Returns:
+      An `Algorithm` without client state. Counters in the statistics are averaged and rounded.
+
+    Example:
+      FedAvg-Adam:
+
+      >>> import fedjax_opt as fo
+      >>> algorithm = fo.mfl(fo.optimizers.adam(1e-2))
+
+    Reference:
+      Liu et al. Accelerating federated learning via momentum gradient descent. IEEE TPDS 2020.
+    """
+    checks.number("server_learning_rate", server_learning_rate, low=0.0)
+    optimizer = local_form(optimizer)
+    return Algorithm(
+        init=Partial(init_with_statistics, optimizer),
+        init_client=no_client_state,
+        broadcast=same_message,
+        start=start_with_statistics,
+        step=Partial(step, optimizer),
+        finish=_finish,
+        server_step=Partial(_server_step, server_learning_rate),
+    )
+
+
+def init_with_statistics(optimizer, variables):
+    """The model and the optimiser's initial statistics."""
+    return Server(variables, optimizer.init(variables.params))
+
+
+def start_with_statistics(message, client):
+    """y = x, with the server's statistics."""
+    del client
+    return Local(message.variables, message.optimizer)
+
+
+def _finish(local, context):
+    # The statistics ride along as non-trainable state: averaged whole, counters rounded.
+    after = Variables(local.variables.params, (local.variables.state, local.optimizer))
+    return difference(after, _as_variables(context.message)), ()
+
+
+def _as_variables(server):
+    return Variables(server.variables.params, (server.variables.state, server.optimizer))
+
+
+def _server_step(server_learning_rate, server, aggregate, facts):
+    del facts
+    moved = move(_as_variables(server), aggregate, server_learning_rate)
+    state, optimizer_state = moved.state
+    return Server(Variables(moved.params, state), optimizer_state)

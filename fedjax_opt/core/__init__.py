@@ -1,0 +1,36 @@
+"""The contract, one round, many rounds; depends on nothing else in this package."""
+
+from fedjax_opt.core import cohorts as cohorts
+from fedjax_opt.core.algorithm import Algorithm as Algorithm
+from fedjax_opt.core.algorithm import Context as Context
+from fedjax_opt.core.algorithm import Facts as Facts
+from fedjax_opt.core.algorithm import ProbeData as ProbeData
+from fedjax_opt.core.algorithm import Uniform as Uniform
+from fedjax_opt.core.algorithm import difference as difference
+from fedjax_opt.core.algorithm import get_variables as get_variables
+from fedjax_opt.core.algorithm import move as move
+from fedjax_opt.core.algorithm import no_client_state as no_client_state
+from fedjax_opt.core.algorithm import set_variables as set_variables
+from fedjax_opt.core.callbacks import Event as Event
+from fedjax_opt.core.callbacks import early_stopping as early_stopping
+from fedjax_opt.core.callbacks import stop_at as stop_at
+from fedjax_opt.core.checkpoint import Checkpoints as Checkpoints
+from fedjax_opt.core.cohorts import Sampler as Sampler
+from fedjax_opt.core.devices import use_cpu_devices as use_cpu_devices
+from fedjax_opt.core.evaluate import evaluate as evaluate
+from fedjax_opt.core.evaluate import evaluate_clients as evaluate_clients
+from fedjax_opt.core.make_round import make_round as make_round
+from fedjax_opt.core.model import Aux as Aux
+from fedjax_opt.core.model import Evaluation as Evaluation
+from fedjax_opt.core.model import Model as Model
+from fedjax_opt.core.model import Objective as Objective
+from fedjax_opt.core.model import Variables as Variables
+from fedjax_opt.core.round import Info as Info
+from fedjax_opt.core.run import Run as Run
+from fedjax_opt.core.run import run_rounds as run_rounds
+from fedjax_opt.core.simulate import NonFiniteLossError as NonFiniteLossError
+from fedjax_opt.core.simulate import Result as Result
+from fedjax_opt.core.simulate import simulate as simulate
+from fedjax_opt.core.state import FederatedState as FederatedState
+from fedjax_opt.core.state import init_state as init_state
+from fedjax_opt.core.strategies import Strategy as Strategy

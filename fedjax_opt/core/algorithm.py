@@ -1,0 +1,212 @@
+"""The contract: an algorithm is a value, a tuple of pure functions and nothing else.
+
+One round of any algorithm, in the order in which its functions are called:
+
+    message = broadcast(server)                                     down, to every client
+    report  = probe(message, client, probe_data)                    optional; its mean is in the context
+    local   = start(message, client)                                on each client of the cohort
+    local, evaluation = step(local, objective, batch, context)      K times
+    upload, client    = finish(local, context)                      up, to the server
+    contribution      = receive(upload, num_steps)                  optional; then averaged
+    server  = server_step(server, mean contribution, facts)
+
+Each function is kept as a `jax.tree_util.Partial`, so an algorithm is itself a pytree whose leaves
+are its hyperparameters: it can be an argument of `jit`, an axis of `vmap`, a variable of `grad`.
+
+By convention a server state, a message and a local state each have a field `variables`, or a field
+`inner` whose value has one. Wrappers find the model by it (`get_variables`, `set_variables`).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import Partial
+
+from fedjax_opt.core import trees
+from fedjax_opt.core.model import Evaluation, Objective, Variables
+
+
+class Context(NamedTuple):
+    """What a client knows while it works, beside its own local state.
+
+    Attributes:
+      message: what the server broadcast.
+      client: the client's persistent state as it was before this round.
+      report: the cohort's mean report; `()` for an algorithm without a probe.
+      own_report: this client's own report.
+      num_steps: K, the number of local steps this client takes in this round.
+      step: the number of local steps already taken.
+      participation: C = |S| / N, the fraction of all clients that the cohort is.
+      round: t, counted from 0.
+    """
+
+    message: Any
+    client: Any
+    report: Any
+    own_report: Any
+    num_steps: jax.Array
+    step: jax.Array
+    participation: jax.Array
+    round: jax.Array
+
+
+class Facts(NamedTuple):
+    """What the server knows about a round when it takes its step.
+
+    Attributes:
+      report: the cohort's mean report; `()` for an algorithm without a probe.
+      num_steps: the weighted mean of K over the cohort.
+      participation: C = |S| / N, counting the clients that reported.
+      round: t, counted from 0.
+    """
+
+    report: Any
+    num_steps: jax.Array
+    participation: jax.Array
+    round: jax.Array
+
+
+class Uniform(NamedTuple):
+    """Marks a part of an upload that is averaged uniformly, whatever the aggregation weights."""
+
+    value: Any
+
+
+class ProbeData(NamedTuple):
+    """What a probe may ask about a client's data.
+
+    Attributes:
+      full_gradient: variables -> the gradient of the mean loss over all of the client's data.
+      minibatch_gradient: variables -> the gradient on one minibatch drawn for the purpose.
+    """
+
+    full_gradient: Callable[[Variables], Any]
+    minibatch_gradient: Callable[[Variables], Any]
+
+
+class _Functions(NamedTuple):
+    init: Callable[[Variables], Any]
+    init_client: Callable[[Variables], Any]
+    broadcast: Callable[[Any], Any]
+    start: Callable[[Any, Any], Any]
+    step: Callable[[Any, Objective, Any, Context], tuple[Any, Evaluation]]
+    finish: Callable[[Any, Context], tuple[Any, Any]]
+    server_step: Callable[[Any, Any, Facts], Any]
+    probe: Callable[[Any, Any, ProbeData], Any] | None
+    receive: Callable[[Any, jax.Array], Any] | None
+
+
+class Algorithm(_Functions):
+    """A federated algorithm: seven pure functions, and two that most do without.
+
+    Attributes:
+      init: variables -> server state.
+      init_client: variables -> one client's persistent state, `()` for none.
+      broadcast: server state -> message, all that a client downloads.
+      start: (message, client state) -> local state.
+      step: (local state, objective, batch, context) -> (local state, evaluation).
+      finish: (local state, context) -> (upload, client state).
+      server_step: (server state, mean contribution, facts) -> server state.
+      probe: (message, client state, probe data) -> report, averaged over the cohort before any
+        local work begins. None for no probe.
+      receive: (upload, num_steps) -> contribution: what the server makes of one client's upload
+        before it averages. None for the upload itself.
+
+    Example:
+      Its leaves are its hyperparameters, once for each function that reads them:
+
+      >>> import jax
+      >>> import fedjax_opt as fo
+      >>> algorithm = fo.fedavg(fo.optimizers.sgd(0.1), server_learning_rate=0.5)
+      >>> sorted(set(jax.tree.leaves(algorithm)))
+      [0.1, 0.5]
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        init,
+        init_client,
+        broadcast,
+        start,
+        step,
+        finish,
+        server_step,
+        probe=None,
+        receive=None,
+    ):
+        functions = (
+            init, init_client, broadcast, start, step, finish, server_step, probe, receive
+        )  # fmt: skip
+        return super().__new__(cls, *map(as_partial, functions))
+
+    @classmethod
+    def _make(cls, iterable):
+        return cls(*iterable)
+
+
+def as_partial(function: Any) -> Any:
+    """A function as a pytree: its bound arguments are leaves, its code is structure."""
+    if isinstance(function, Partial) or not callable(function):
+        return function
+    return Partial(function)
+
+
+def get_variables(state: Any) -> Variables:
+    """The model inside a server state, message or local state."""
+    while not hasattr(state, "variables"):
+        if not hasattr(state, "inner"):
+            raise ValueError(
+                "A server state, message or local state must have a field 'variables', or a field"
+                f" 'inner' that leads to one; got {type(state).__name__}."
+            )
+        state = state.inner
+    return state.variables
+
+
+def set_variables(state: Any, variables: Variables) -> Any:
+    """The same state with another model inside."""
+    if hasattr(state, "with_variables"):
+        return state.with_variables(variables)
+    if hasattr(state, "variables"):
+        return state._replace(variables=variables)
+    return state._replace(inner=set_variables(state.inner, variables))
+
+
+def difference(new: Variables, old: Variables) -> Variables:
+    """new - old, in floating point also for counters, so that it can be averaged."""
+
+    def minus(a, b):
+        if jnp.issubdtype(a.dtype, jnp.floating):
+            return a - b
+        return a.astype(jnp.result_type(float)) - b.astype(jnp.result_type(float))
+
+    return Variables(
+        trees.subtract(new.params, old.params), jax.tree.map(minus, new.state, old.state)
+    )
+
+
+def move(variables: Variables, delta: Variables, learning_rate: Any = 1.0) -> Variables:
+    """variables + learning_rate * delta; the step size is for parameters, state moves all the way.
+
+    State that is not floating point (a counter, a flag) is rounded to the nearest value it can hold.
+    """
+
+    def plus(leaf, change):
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf + change.astype(leaf.dtype)
+        return jnp.round(leaf.astype(change.dtype) + change).astype(leaf.dtype)
+
+    return Variables(
+        trees.add_scaled(variables.params, learning_rate, delta.params),
+        jax.tree.map(plus, variables.state, delta.state),
+    )
+
+
+def no_client_state(variables: Variables) -> tuple:
+    """The persistent state of a client that keeps none."""
+    del variables
+    return ()

@@ -1,0 +1,107 @@
+"""Evaluation: the mean loss and metrics over a data set, and over each client's own."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_opt.core import checks, trees
+from fedjax_opt.core.batching import steps_per_epoch
+from fedjax_opt.core.model import Model, Objective, Variables
+
+
+def evaluate(
+    model: Model, variables: Variables, examples: Any, batch_size: int = 256
+) -> dict[str, jax.Array]:
+    """The mean loss and metrics of a model over a data set.
+
+    The model is called with `key=None`: dropout is off, batch statistics are read.
+
+    Args:
+      model: the model.
+      variables: its variables.
+      examples: a pytree of arrays `[n, ...]`, or a `ClientData`, whose examples then count alike.
+      batch_size: how many examples are evaluated at once.
+
+    Returns:
+      The mean of each of the model's metrics by name, and `loss`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> model, data, optimum = fo.data.quadratics(num_clients=3, dimension=2)
+      >>> sorted(fo.evaluate(model, fo.Variables({"x": jnp.zeros(2)}), data))
+      ['loss']
+    """
+    examples = getattr(examples, "examples", examples)
+    (total,) = checks.leading_axes("examples", examples, (None,), "n")
+    if total == 0:
+        raise ValueError("examples must hold at least one example to evaluate, got none.")
+    batch_size = min(checks.integer("batch_size", batch_size, low=1), total)
+    return _evaluate(variables, examples, model, batch_size)
+
+
+@partial(jax.jit, static_argnames=("model", "batch_size"))
+def _evaluate(variables, examples, model, batch_size):
+    total = jax.tree.leaves(examples)[0].shape[0]
+    full = total % batch_size == 0
+    return _mean_over_rows(model, variables, examples, 0, total, batch_size, full)
+
+
+def evaluate_clients(
+    model: Model, variables: Variables, data: Any, batch_size: int = 64
+) -> dict[str, jax.Array]:
+    """The mean loss and metrics of one model on each client's own examples.
+
+    Args:
+      model: the model.
+      variables: its variables, the same for all clients.
+      data: a `ClientData`.
+      batch_size: how many examples are evaluated at once.
+
+    Returns:
+      The metrics by name, and `loss`, each `[N]`; NaN for a client without examples.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> model, data, optimum = fo.data.quadratics(num_clients=3, dimension=2)
+      >>> fo.evaluate_clients(model, fo.Variables({"x": jnp.zeros(2)}), data)["loss"].shape
+      (3,)
+    """
+    largest = int(np.max(np.asarray(data.sizes), initial=1))
+    batch_size = min(checks.integer("batch_size", batch_size, low=1), largest)
+    return _evaluate_clients(variables, data, model, batch_size)
+
+
+@partial(jax.jit, static_argnames=("model", "batch_size"))
+def _evaluate_clients(variables, data, model, batch_size):
+    def one_client(feed):
+        offset, size = feed
+        return _mean_over_rows(model, variables, data.examples, offset, size, batch_size, False)
+
+    return jax.lax.map(one_client, (jnp.asarray(data.offsets), jnp.asarray(data.sizes)))
+
+
+def _mean_over_rows(model, variables, examples, offset, size, batch_size, full):
+    """The mean over rows offset .. offset + size - 1, in pieces; the last may be partly filled."""
+
+    def piece(index):
+        positions = index * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
+        rows = offset + jnp.minimum(positions, size - 1)
+        batch = jax.tree.map(lambda x: jnp.asarray(x)[rows], examples)
+        mask = None if full else positions < size
+        found = Objective(model, None, mask).evaluate(variables, batch)
+        count = batch_size if full else jnp.sum(mask, dtype=jnp.int32)
+        return trees.scale(count, {**found.metrics, "loss": found.loss})
+
+    shapes = jax.eval_shape(piece, jnp.zeros((), jnp.int32))
+    total = jax.lax.fori_loop(
+        jnp.int32(0),
+        jnp.asarray(steps_per_epoch(size, batch_size), jnp.int32),
+        lambda index, sums: trees.add(sums, piece(index)),
+        trees.zeros_like(shapes),
+    )
+    return jax.tree.map(lambda x: x / jnp.asarray(size, x.dtype), total)

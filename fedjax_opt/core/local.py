@@ -1,0 +1,121 @@
+"""The work of one client in one round: start, K steps, finish."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_opt.core import trees
+from fedjax_opt.core.algorithm import Algorithm, Context
+from fedjax_opt.core.model import Model, Objective
+
+# feed, key, step -> (batch, mask): how one client's k-th minibatch comes about.
+Draw = Callable[[Any, jax.Array, jax.Array], tuple[Any, jax.Array | None]]
+
+
+class Tally(NamedTuple):
+    """What is noted while a client works: sums over steps, and the first step that went wrong."""
+
+    loss_sum: jax.Array
+    first_loss: jax.Array
+    metric_sums: dict[str, jax.Array]
+    bad_step: jax.Array
+
+
+def work(
+    algorithm: Algorithm,
+    model: Model,
+    draw: Draw,
+    feed: Any,
+    key: jax.Array,
+    context: Context,
+    num_steps: jax.Array | int,
+) -> tuple[Any, Any, Tally]:
+    """Trains one client.
+
+    Args:
+      algorithm: the algorithm.
+      model: the model.
+      draw: how minibatches come about.
+      feed: what `draw` needs to know about this client.
+      key: this client's key for this round.
+      context: what the client knows.
+      num_steps: how often the loop runs. A Python int is known beforehand and makes the loop
+        differentiable in reverse mode; an array may be 0, for a client that does not take part.
+
+    Returns:
+      The upload, the client's new persistent state, and the tally.
+    """
+    local = algorithm.start(context.message, context.client)
+
+    def one_step(local, k):
+        batch, mask = draw(feed, key, k)
+        objective = Objective(model, jax.random.fold_in(key, k), mask)
+        return algorithm.step(local, objective, batch, context._replace(step=k))
+
+    evaluation = jax.eval_shape(one_step, local, jnp.zeros((), jnp.int32))[1]
+    nothing = Tally(
+        loss_sum=jnp.zeros((), evaluation.loss.dtype),
+        first_loss=jnp.zeros((), evaluation.loss.dtype),
+        metric_sums=trees.zeros_like(evaluation.metrics),
+        bad_step=jnp.full((), -1, jnp.int32),
+    )
+
+    def body(carry, k):
+        local, tally = carry
+        local, evaluation = one_step(local, k)
+        bad = (tally.bad_step < 0) & ~jnp.isfinite(evaluation.loss)
+        tally = Tally(
+            loss_sum=tally.loss_sum + evaluation.loss,
+            first_loss=jnp.where(k == 0, evaluation.loss, tally.first_loss),
+            metric_sums=trees.add(tally.metric_sums, evaluation.metrics),
+            bad_step=jnp.where(bad, k, tally.bad_step),
+        )
+        return local, tally
+
+    local, tally = counted_loop(num_steps, body, (local, nothing))
+    upload, client = algorithm.finish(local, context)
+    return upload, client, tally
+
+
+def counted_loop(count: jax.Array | int, body: Callable[[Any, jax.Array], Any], carry: Any) -> Any:
+    """carry = body(carry, k) for k = 0, ..., count - 1.
+
+    With a Python int it can be differentiated in reverse mode; with an array it takes the time of
+    exactly `count` steps, and says what to do where someone asks for a reverse-mode derivative.
+    """
+    if isinstance(count, int):
+        steps = jnp.arange(count, dtype=jnp.int32)
+        return jax.lax.scan(lambda c, k: (body(c, k), None), carry, steps)[0]
+    carry = jax.lax.fori_loop(jnp.int32(0), count, lambda k, c: body(c, k), carry)
+    return _forward_only(carry)
+
+
+@jax.custom_jvp
+def _forward_only(tree):
+    """The identity; it is transposed before the loop is, and so the first to object."""
+    return tree
+
+
+@_forward_only.defjvp
+def _forward_only_jvp(primals, tangents):
+    (tree,), (tangent,) = primals, tangents
+    return tree, jax.tree.map(_one_way, tangent)
+
+
+def _one_way(tangent):
+    if tangent.dtype == jax.dtypes.float0:
+        return tangent
+    return jax.custom_derivatives.linear_call(lambda _, t: t, _refuse, (), tangent)
+
+
+def _refuse(_, cotangent):
+    del cotangent
+    raise ValueError(
+        "Reverse-mode differentiation (jax.grad, jax.vjp) needs a fixed number of local steps, but"
+        " the number is dynamic here: local_steps is a traced value, a schedule or one value per"
+        " client, or local_epochs or a full-batch probe depends on each client's size. Pass"
+        " local_steps as a Python int (and no num_steps to a round function), or use forward mode"
+        " (jax.jvp, jax.jacfwd), which works in all of these cases."
+    )

@@ -1,0 +1,105 @@
+"""What a simulated run writes down, on the host: one row per round, one per evaluation."""
+
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_opt.core.evaluate import evaluate, evaluate_clients
+from fedjax_opt.core.model import Model
+from fedjax_opt.core.round import Info
+from fedjax_opt.core.state import FederatedState
+
+_COLUMNS = ("round", "loss", "first_loss", "update_norm", "cohort", "client_loss", "num_steps")
+
+
+class Log:
+    """Collects rows as they come, and gives them out as arrays."""
+
+    def __init__(self) -> None:
+        self._rounds: list[dict[str, np.ndarray]] = []
+        self._evaluations: list[dict[str, np.ndarray]] = []
+        self._failure: dict[str, np.ndarray] | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether all went well so far."""
+        return self._failure is None
+
+    def add_rounds(self, infos: Info, played: int) -> None:
+        """Adds the rounds of a chunk; one that was not finite was not applied, and is kept apart."""
+        infos = jax.tree.map(lambda x: np.asarray(x)[:played], infos)
+        rows = {name: getattr(infos, name) for name in _COLUMNS}
+        rows |= {f"train_{name}": values for name, values in infos.metrics.items()}
+        good = np.asarray(infos.finite)
+        if not good.all():
+            self._failure = jax.tree.map(lambda x: x[-1], infos)._asdict()
+        self._rounds.append({name: values[good] for name, values in rows.items()})
+
+    def add_evaluation(
+        self, model: Model, state: FederatedState, test: Any, client_test: Any, started: float
+    ) -> dict[str, float]:
+        """Evaluates the global model, adds the row, and returns its scalars by name."""
+        row: dict[str, Any] = {}
+        if test is not None:
+            row |= evaluate(model, state.variables, test)
+        if client_test is not None:
+            by_client = evaluate_clients(model, state.variables, client_test)
+            row |= {f"client_{name}": values for name, values in by_client.items()}
+        found = {name: np.asarray(value) for name, value in row.items()}
+        scalars = {name: float(value) for name, value in found.items() if value.ndim == 0}
+        scalars |= {
+            f"mean_{name}": float(np.nanmean(value)) for name, value in found.items() if value.ndim
+        }
+        seconds = np.float64(time.perf_counter() - started)
+        self._evaluations.append({"round": np.asarray(state.round), "seconds": seconds, **found})
+        return scalars
+
+    def history(self) -> dict[str, np.ndarray]:
+        """Arrays over the rounds, by name."""
+        return _stack(self._rounds, np.concatenate)
+
+    def evaluations(self) -> dict[str, np.ndarray]:
+        """Arrays over the evaluations, by name."""
+        return _stack(self._evaluations, np.stack)
+
+    def saved(self) -> dict[str, Any]:
+        """Everything that a checkpoint must hold for a resumed run to return the whole history."""
+        return {"rounds": self.history(), "evaluations": self.evaluations()}
+
+    def resume(self, saved: dict[str, Any]) -> None:
+        """Takes up what an interrupted run had written down."""
+        self._rounds = [dict(saved["rounds"])] if saved["rounds"] else []
+        rows = saved["evaluations"]
+        count = len(next(iter(rows.values()), ()))
+        self._evaluations = [
+            {name: values[i] for name, values in rows.items()} for i in range(count)
+        ]
+
+    def describe_failure(self) -> str:
+        """Names the round, the client and the local step at which a number stopped being one."""
+        info = self._failure or {}
+        number, losses, bad_step = int(info["round"]), info["client_loss"], info["bad_step"]
+        took_part = info["num_steps"] > 0
+        bad = np.flatnonzero(took_part & ~np.isfinite(losses))
+        if not len(bad):
+            return (
+                f"Round {number}: every loss was finite, but the server's update was not. The last"
+                " good state is kept."
+            )
+        names = ", ".join(
+            f"client {info['cohort'][i]} (loss {losses[i]} from local step {bad_step[i]} on)"
+            for i in bad[:3]
+        )
+        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+        return (
+            f"Round {number}: the loss is not finite on {names}{more}. The last good state is kept;"
+            " a smaller learning rate or fewer local steps may help."
+        )
+
+
+def _stack(rows: list[dict[str, np.ndarray]], join: Any) -> dict[str, np.ndarray]:
+    if not rows:
+        return {}
+    return {name: join([row[name] for row in rows]) for name in rows[0]}

@@ -1,0 +1,191 @@
+"""What is trained: a model is two functions, and its variables are split in two.
+
+    init(key, batch)            -> Variables(params, state)
+    loss(variables, batch, key) -> (scalar loss, Aux)
+
+`params` are trained by gradients; `state` (batch statistics, counters) changes by being returned in
+`Aux.state`. `key` is None in evaluation: dropout is off and batch statistics are read, not updated.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_opt.core import checks
+
+
+class Variables(NamedTuple):
+    """All that a model holds: trainable `params` and non-trainable `state`.
+
+    Attributes:
+      params: a pytree of floating-point arrays, changed by gradients.
+      state: a pytree of arrays that the loss itself updates; `()` where there are none.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> fo.Variables(params={"w": jnp.zeros(3)}).state
+      ()
+    """
+
+    params: Any
+    state: Any = ()
+
+
+class Aux(NamedTuple):
+    """What a loss returns beside its value; every field may be left out.
+
+    Attributes:
+      state: the new non-trainable state; None leaves it as it was.
+      losses: the loss of each example, `[B]`. With it, a minibatch that is only partly filled is
+        weighted exactly; without it, such a minibatch is refused.
+      metrics: a mapping of names to values, scalars or one per example `[B]`.
+      features: the penultimate activations `[B, ...]`, for algorithms that look at them.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> fo.Aux(metrics={"accuracy": jnp.array([1.0, 0.0])}).state is None
+      True
+    """
+
+    state: Any = None
+    losses: jax.Array | None = None
+    metrics: Mapping[str, jax.Array] = {}
+    features: Any = None
+
+
+class Model(NamedTuple):
+    """Two functions: how the variables begin, and what is to be made small.
+
+    Attributes:
+      init: (key, batch) -> Variables.
+      loss: (variables, batch, key) -> (scalar loss, Aux). The loss is the mean over the batch, and
+        `key` is None in evaluation.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> def loss(variables, batch, key):
+      ...     losses = jnp.square(batch["x"] @ variables.params["w"] - batch["y"])
+      ...     return losses.mean(), fo.Aux(losses=losses)
+      >>> model = fo.Model(
+      ...     init=lambda key, batch: fo.Variables({"w": jnp.zeros(batch["x"].shape[1])}),
+      ...     loss=loss,
+      ... )
+      >>> batch = {"x": jnp.ones((4, 2)), "y": jnp.ones(4)}
+      >>> value, aux = model.loss(model.init(jax.random.key(0), batch), batch, None)
+      >>> float(value)
+      1.0
+    """
+
+    init: Callable[[jax.Array, Any], Variables]
+    loss: Callable[[Variables, Any, jax.Array | None], tuple[jax.Array, Aux]]
+
+
+class Evaluation(NamedTuple):
+    """The model on one minibatch: its loss, its next state, its metrics as scalars, its features."""
+
+    loss: jax.Array
+    state: Any
+    metrics: dict[str, jax.Array]
+    features: Any
+
+
+Penalty = Callable[[Variables, Evaluation], jax.Array]
+
+
+class Objective(NamedTuple):
+    """What a local step may ask about one minibatch: the loss there, and its gradient.
+
+    The key and the weights of the examples are bound to the step, so two gradients taken by one step
+    (Mime's at y and at x) see the same dropout masks and the same rows.
+
+    Attributes:
+      model: the model.
+      key: this step's key; None in evaluation.
+      mask: `[B]`, true for the rows that count; None where all do.
+      penalties: functions of (variables, Evaluation) added to the loss before it is differentiated.
+    """
+
+    model: Model
+    key: jax.Array | None = None
+    mask: jax.Array | None = None
+    penalties: tuple[Penalty, ...] = ()
+
+    def evaluate(self, variables: Variables, batch: Any) -> Evaluation:
+        """The loss of the model (penalties left out), its next state, metrics and features."""
+        loss, aux = self.model.loss(variables, batch, self.key)
+        _check_loss(loss, aux)
+        if self.mask is not None:
+            loss = _mask_loss(loss, aux, self.mask)
+        state = variables.state if aux.state is None else aux.state
+        checks.same_structure("aux.state", state, variables.state, "that of variables.state")
+        metrics = {name: _mean(name, x, self.mask) for name, x in sorted(aux.metrics.items())}
+        return Evaluation(loss, state, metrics, aux.features)
+
+    def gradient(self, variables: Variables, batch: Any) -> tuple[Any, Evaluation]:
+        """The gradient of loss and penalties with respect to `params`, and the evaluation."""
+
+        def total(params):
+            here = variables._replace(params=params)
+            evaluation = self.evaluate(here, batch)
+            extra = sum(penalty(here, evaluation) for penalty in self.penalties)
+            return evaluation.loss + extra, evaluation
+
+        return jax.grad(total, has_aux=True)(variables.params)
+
+    def with_penalty(self, penalty: Penalty) -> "Objective":
+        """The objective with one more term; the loss that is reported stays the model's own."""
+        return self._replace(penalties=(*self.penalties, penalty))
+
+
+def _check_loss(loss: Any, aux: Any) -> None:
+    if not isinstance(aux, Aux):
+        raise ValueError(f"model.loss must return (loss, Aux), got {type(aux).__name__} for Aux.")
+    if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+        raise ValueError(
+            "model.loss must return a scalar floating-point loss, the mean over the batch; got"
+            f" {jnp.result_type(loss)}{list(jnp.shape(loss))}. The loss of each example goes into"
+            " Aux(losses=...)."
+        )
+
+
+def _mask_loss(loss: jax.Array, aux: Aux, mask: jax.Array) -> jax.Array:
+    """The loss with only the masked rows in its mean; whatever else is in it (decay, say) stays."""
+    if aux.losses is None:
+        raise ValueError(
+            "A minibatch may be only partly filled here, and its exact mean needs the loss of each"
+            " example: return Aux(losses=...) from model.loss, or draw minibatches with"
+            " batching='replacement', which are always full."
+        )
+    if jnp.shape(aux.losses) != mask.shape:
+        raise ValueError(
+            f"aux.losses must have one entry per example, {list(mask.shape)}, got"
+            f" {list(jnp.shape(aux.losses))}."
+        )
+    return loss + _masked_mean(aux.losses, mask) - jnp.mean(aux.losses)
+
+
+def _masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
+    # Rows that do not count are cut before the sum: a NaN there must not reach the mean.
+    total = jnp.sum(jnp.where(mask, values, 0))
+    return total / jnp.maximum(jnp.sum(mask, dtype=values.dtype), 1)
+
+
+def _mean(name: str, values: Any, mask: jax.Array | None) -> jax.Array:
+    values = jnp.asarray(values)
+    if not jnp.issubdtype(values.dtype, jnp.floating):
+        values = values.astype(jnp.result_type(float))
+    if values.ndim == 0:
+        return values
+    if mask is None:
+        return jnp.mean(values)
+    if values.shape != mask.shape:
+        raise ValueError(
+            f"metric {name!r} must be a scalar or have one entry per example, {list(mask.shape)},"
+            f" got {list(values.shape)}."
+        )
+    return _masked_mean(values, mask)

@@ -1,0 +1,227 @@
+"""A run driven from the host, in chunks: progress, evaluation, callbacks, checkpoints between them."""
+
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from tqdm.auto import tqdm
+
+from fedjax_opt.core import checks
+from fedjax_opt.core.algorithm import Algorithm
+from fedjax_opt.core.callbacks import Callback, Event
+from fedjax_opt.core.checkpoint import Checkpoints
+from fedjax_opt.core.cohorts import Sampler
+from fedjax_opt.core.log import Log
+from fedjax_opt.core.model import Model, Variables
+from fedjax_opt.core.run import Fixed, Traced, one_round, prepare, settle_strategy
+from fedjax_opt.core.state import FederatedState, init_state
+from fedjax_opt.core.strategies import Strategy
+
+_DEFAULT_CHUNK = 10
+
+
+class Result(NamedTuple):
+    """What a simulated run gave.
+
+    Attributes:
+      state: the final state; pass it to another run to go on.
+      history: arrays with one row per round: `round`, `loss`, `first_loss`, `update_norm`, `cohort`,
+        `client_loss`, `num_steps`, and the model's metrics as `train_<name>`.
+      evaluations: arrays with one row per evaluation: `round`, `seconds`, and the test set's metrics
+        by name; with a `client_test`, also `client_<name>` `[evaluations, N]`.
+      seconds: wall-clock seconds, compilation included.
+      stopped: why the run ended.
+    """
+
+    state: FederatedState
+    history: dict[str, np.ndarray]
+    evaluations: dict[str, np.ndarray]
+    seconds: float
+    stopped: str
+
+    @property
+    def variables(self) -> Variables:
+        """The final global model."""
+        return self.state.variables
+
+
+class NonFiniteLossError(FloatingPointError):
+    """A loss or an update became NaN or infinite. `result` holds the run up to the last good round."""
+
+    def __init__(self, message: str, result: Result):
+        super().__init__(message)
+        self.result = result
+
+
+def simulate(
+    algorithm: Algorithm,
+    model: Model,
+    data: Any,
+    rounds: int,
+    *,
+    cohort_size: int | None = None,
+    sampler: Sampler | None = None,
+    batch_size: int = 32,
+    local_steps: Any = None,
+    local_epochs: Any = None,
+    batching: str = "shuffled",
+    weighting: str = "samples",
+    strategy: str | Strategy = "auto",
+    seed: int = 0,
+    state: FederatedState | None = None,
+    test: Any = None,
+    client_test: Any = None,
+    evaluate_every: int = _DEFAULT_CHUNK,
+    callbacks: Iterable[Callback] = (),
+    checkpoints: Checkpoints | None = None,
+    on_nonfinite: str = "raise",
+    progress: bool = True,
+    description: str = "training",
+) -> Result:
+    """Trains for a number of rounds, with a progress bar, and says how it went.
+
+    Rounds run on the device in chunks of `evaluate_every`; between chunks the host evaluates, calls
+    back, saves, and shows progress. Changing the number of local steps, the cohort, a hyperparameter
+    or the number of rounds compiles nothing anew.
+
+    Args:
+      algorithm: the algorithm.
+      model: the model.
+      data: a `ClientData` to train on.
+      rounds: the number of rounds that the state should have when it is done.
+      cohort_size: S clients in every round, drawn uniformly; or give a `sampler`.
+      sampler: how the cohort is drawn; see `fedjax_opt.cohorts`.
+      batch_size: B.
+      local_steps: K, a number, one per client `[N]`, or a function of the round.
+      local_epochs: E instead of K.
+      batching: 'shuffled' epochs, or with 'replacement'.
+      weighting: aggregate by 'samples' or 'uniform'.
+      strategy: how the client axis is executed; see `Strategy`.
+      seed: of the model's initial variables and of everything drawn later.
+      state: where to start instead; the seed is then not used.
+      test: a test set, a pytree of arrays `[n, ...]`, evaluated every `evaluate_every` rounds.
+      client_test: a `ClientData` with the same clients, evaluated by client at the same times.
+      evaluate_every: the rounds between evaluations, and the length of a chunk.
+      callbacks: functions of an `Event` that may return a reason to stop.
+      checkpoints: where to save, after each chunk. If it holds a checkpoint of this run, the run
+        resumes from there.
+      on_nonfinite: 'raise' a `NonFiniteLossError` that names round, client and step and holds the last
+        good state, or 'stop' and return it.
+      progress: whether to show a progress bar (never where the output is not a terminal).
+      description: the progress bar's title.
+
+    Returns:
+      A `Result`.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> model, data, optimum = fo.data.quadratics(num_clients=10, dimension=3)
+      >>> result = fo.simulate(
+      ...     fo.scaffold(fo.optimizers.sgd(0.1)), model, data, rounds=50, cohort_size=5,
+      ...     batch_size=1, local_steps=5, weighting="uniform", progress=False,
+      ... )
+      >>> result.history["loss"].shape
+      (50,)
+    """
+    rounds = checks.integer("rounds", rounds, low=1)
+    chunk = checks.integer("evaluate_every", evaluate_every, low=1)
+    checks.choice("on_nonfinite", on_nonfinite, ("raise", "stop"))
+    if state is None:
+        sample = jax.tree.map(lambda x: jnp.asarray(x[:batch_size]), data.examples)
+        key = jax.random.key(seed)
+        variables = model.init(jax.random.fold_in(key, 0), sample)
+        state = init_state(algorithm, variables, len(data.sizes), jax.random.fold_in(key, 1))
+    if isinstance(local_steps, (int, np.integer)):
+        checks.integer("local_steps", local_steps, low=1)
+        local_steps = jnp.asarray(local_steps, jnp.int32)  # traced: another K compiles nothing
+    traced, fixed = prepare(
+        algorithm, model, data, state, cohort_size=cohort_size, sampler=sampler,
+        batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs,
+        batching=batching, weighting=weighting, strategy=strategy,
+    )  # fmt: skip
+    fixed = settle_strategy(traced, fixed, state)
+    log = Log()
+    if checkpoints is not None and checkpoints.latest_round is not None:
+        state, history = checkpoints.restore(state)
+        log.resume(history)
+    traced, state = _place(fixed.strategy, (traced, jax.tree.map(jnp.copy, state)))
+    callbacks = tuple(callbacks)
+    started = time.perf_counter()
+    stopped = f"{rounds} rounds done"
+    done = int(state.round)
+    with tqdm(
+        total=rounds,
+        initial=done,
+        desc=description,
+        unit="round",
+        disable=None if progress else True,
+    ) as bar:
+        while done < rounds:
+            count = jnp.int32(min(chunk, rounds - done))
+            state, infos, played = _play(traced, state, count, fixed, chunk)
+            played = int(played)
+            log.add_rounds(infos, played)
+            if not log.finite:
+                stopped = log.describe_failure()
+                break
+            bar.update(played)
+            done += played
+            evaluation = {}
+            if test is not None or client_test is not None:
+                evaluation = log.add_evaluation(model, state, test, client_test, started)
+            history = log.history()
+            bar.set_postfix(_postfix(history, evaluation))
+            event = Event(done, state, history, evaluation)
+            if checkpoints is not None:
+                checkpoints.save(state, log.saved())
+            reasons = [reason for reason in (call(event) for call in callbacks) if reason]
+            if reasons:
+                stopped = "; ".join(reasons)
+                break
+    seconds = time.perf_counter() - started
+    result = Result(state, log.history(), log.evaluations(), seconds, stopped)
+    if not log.finite and on_nonfinite == "raise":
+        raise NonFiniteLossError(stopped, result)
+    return result
+
+
+@partial(jax.jit, static_argnames=("fixed", "length"), donate_argnames="state")
+def _play(traced: Traced, state: FederatedState, count: jax.Array, fixed: Fixed, length: int):
+    """Up to `count` rounds, fewer if one is not finite; history arrays have room for `length`."""
+    info = jax.eval_shape(lambda s: one_round(traced, fixed, s)[1], state)
+    room = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), info)
+
+    def go_on(carry):
+        _, _, played, finite = carry
+        return (played < count) & finite
+
+    def one(carry):
+        state, infos, played, _ = carry
+        state, info = one_round(traced, fixed, state)
+        infos = jax.tree.map(lambda rows, row: rows.at[played].set(row), infos, info)
+        return state, infos, played + 1, info.finite
+
+    start = state, room, jnp.int32(0), jnp.asarray(True)
+    state, infos, played, _ = jax.lax.while_loop(go_on, one, start)
+    return state, infos, played
+
+
+def _place(strategy: Strategy, tree: Any) -> Any:
+    """Puts the inputs where the program wants them once, not at every call."""
+    if strategy.mesh is None:
+        return jax.tree.map(jnp.asarray, tree)
+    return jax.device_put(tree, NamedSharding(strategy.mesh, PartitionSpec()))
+
+
+def _postfix(history: dict[str, np.ndarray], evaluation: dict[str, float]) -> dict[str, str]:
+    shown = {"loss": history["loss"][-1]} | {
+        name.removeprefix("mean_"): value
+        for name, value in evaluation.items()
+        if name in ("accuracy", "mean_client_accuracy")
+    }
+    return {name: f"{value:.4f}" for name, value in shown.items()}

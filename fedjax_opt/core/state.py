@@ -1,0 +1,74 @@
+"""The whole state of a federation, between two rounds."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_opt.core import checks
+from fedjax_opt.core.algorithm import Algorithm, get_variables
+from fedjax_opt.core.model import Variables
+
+
+class FederatedState(NamedTuple):
+    """All that must be kept to go on: save it, load it, and the run continues bit for bit.
+
+    Attributes:
+      server: the algorithm's server state.
+      clients: every client's persistent state, stacked `[N, ...]`; empty for stateless algorithms.
+      round: the number of rounds done, int32.
+      key: the run's key. It never changes: every random number is derived from it, the round and
+        the client, so results do not depend on the order of execution.
+      num_clients: N, int32.
+    """
+
+    server: Any
+    clients: Any
+    round: jax.Array
+    key: jax.Array
+    num_clients: jax.Array
+
+    @property
+    def variables(self) -> Variables:
+        """The global model."""
+        return get_variables(self.server)
+
+
+def init_state(
+    algorithm: Algorithm, variables: Variables, num_clients: int, key: jax.Array | int = 0
+) -> FederatedState:
+    """The state before the first round.
+
+    Args:
+      algorithm: the algorithm.
+      variables: the initial model, as `model.init` returns it; bare params are taken as a model
+        without non-trainable state.
+      num_clients: N, the size of the population.
+      key: the run's key, or a seed for one.
+
+    Returns:
+      A `FederatedState` whose round is 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> algorithm = fo.scaffold(fo.optimizers.sgd(0.1))
+      >>> state = fo.init_state(algorithm, {"w": jnp.ones(3)}, num_clients=5)
+      >>> state.clients.control["w"].shape
+      (5, 3)
+    """
+    num_clients = checks.integer("num_clients", num_clients, low=1)
+    if not isinstance(variables, Variables):
+        variables = Variables(params=variables)
+    checks.trainable(variables.params)
+    variables = jax.tree.map(jnp.asarray, variables)
+    one_client = algorithm.init_client(variables)
+    return FederatedState(
+        server=algorithm.init(variables),
+        clients=jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (num_clients, *jnp.shape(leaf))), one_client
+        ),
+        round=jnp.zeros((), jnp.int32),
+        key=jax.random.key(key) if isinstance(key, int) else key,
+        num_clients=jnp.asarray(num_clients, jnp.int32),
+    )

@@ -1,0 +1,8 @@
+"""Federated data: where examples live, how they are split, and problems that ship with the package."""
+
+from fedjax_opt.data.client_data import ClientData as ClientData
+from fedjax_opt.data.client_data import Summary as Summary
+from fedjax_opt.data.digits import load_digits as load_digits
+from fedjax_opt.data.partition import dirichlet as dirichlet
+from fedjax_opt.data.partition import iid as iid
+from fedjax_opt.data.synthetic import quadratics as quadratics

@@ -1,0 +1,51 @@
+"""Fully connected networks, without a neural-network library."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_opt.core import Model, checks
+from fedjax_opt.models.classifier import classifier
+
+
+def mlp(hidden: Sequence[int], num_classes: int) -> Model:
+    """A ReLU network that classifies flat inputs `x`.
+
+    Args:
+      hidden: the widths of the hidden layers; none for logistic regression.
+      num_classes: the number of classes.
+
+    Returns:
+      A `Model`. Weights start uniform within +-sqrt(6 / fan_in) (He), the last layer within
+      +-sqrt(1 / fan_in), biases at 0.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> model = fo.models.mlp([32], num_classes=10)
+      >>> batch = {"x": jnp.ones((4, 64)), "y": jnp.zeros(4, int)}
+      >>> model.init(jax.random.key(0), batch).params["layer_0"]["w"].shape
+      (64, 32)
+    """
+    widths = [checks.integer("hidden", width, low=1) for width in hidden]
+    widths.append(checks.integer("num_classes", num_classes, low=2))
+
+    def init(key, batch):
+        params, fan_in = {}, batch["x"].shape[-1]
+        for i, width in enumerate(widths):
+            bound = ((1 if i == len(widths) - 1 else 6) / fan_in) ** 0.5
+            key, layer_key = jax.random.split(key)
+            weights = jax.random.uniform(layer_key, (fan_in, width), minval=-bound, maxval=bound)
+            params[f"layer_{i}"] = {"w": weights, "b": jnp.zeros(width)}
+            fan_in = width
+        return params
+
+    def apply(params, x):
+        for i in range(len(widths)):
+            layer = params[f"layer_{i}"]
+            x = x @ layer["w"] + layer["b"]
+            x = jax.nn.relu(x) if i < len(widths) - 1 else x
+        return x
+
+    return classifier(init, apply)

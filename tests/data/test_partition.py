@@ -1,0 +1,150 @@
+"""Invariants of the splits over clients."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_opt.data import partition
+
+ALPHAS = st.one_of(
+    st.sampled_from([0.0, 5e-324, 1e-300, 0.01, 0.5, 1.0, 1e300, 1e308, np.inf]),
+    st.floats(1e-3, 1e3),
+)
+
+
+@st.composite
+def splits(draw):
+    """Labels with any class sizes, and a number of clients and a smallest size that fit them."""
+    labels = np.asarray(draw(st.lists(st.integers(-3, 6), min_size=1, max_size=120)))
+    num_clients = draw(st.integers(1, len(labels)))
+    min_size = draw(st.integers(0, len(labels) // num_clients))
+    return labels, num_clients, min_size
+
+
+def histograms(labels, ids, num_clients):
+    """Counts `[num_clients, num_classes]` of the labels of each client."""
+    classes, index = np.unique(labels, return_inverse=True)
+    counts = np.zeros((num_clients, len(classes)), int)
+    np.add.at(counts, (ids, index), 1)
+    return counts
+
+
+@settings(deadline=None)
+@given(splits(), ALPHAS, st.integers(0, 2**40))
+def test_dirichlet_gives_each_example_one_client_and_each_client_enough(split, alpha, seed):
+    labels, num_clients, min_size = split
+    before = labels.copy()
+    ids = partition.dirichlet(labels, num_clients, alpha, seed=seed, min_size=min_size)
+    assert ids.dtype == np.int32 and ids.shape == labels.shape
+    assert ids.min() >= 0 and ids.max() < num_clients
+    assert np.bincount(ids, minlength=num_clients).min() >= min_size
+    np.testing.assert_array_equal(labels, before)
+    again = partition.dirichlet(labels, num_clients, alpha, seed=seed, min_size=min_size)
+    np.testing.assert_array_equal(ids, again)
+
+
+@settings(deadline=None)
+@given(splits(), st.integers(0, 2**40))
+def test_alpha_zero_gives_one_class_per_client(split, seed):
+    labels, num_clients, _ = split
+    counts = histograms(labels, partition.dirichlet(labels, num_clients, 0, seed=seed), num_clients)
+    if num_clients >= counts.shape[1]:
+        assert ((counts > 0).sum(1) == 1).all()
+    else:
+        assert ((counts > 0).sum(0) == 1).all()
+
+
+@settings(deadline=None)
+@given(splits(), st.integers(0, 2**40))
+def test_moves_are_only_those_needed(split, seed):
+    labels, num_clients, min_size = split
+    free = partition.dirichlet(labels, num_clients, 0.3, seed=seed, min_size=0)
+    ids = partition.dirichlet(labels, num_clients, 0.3, seed=seed, min_size=min_size)
+    sizes = np.bincount(free, minlength=num_clients)
+    assert (ids != free).sum() == np.maximum(min_size - sizes, 0).sum()
+
+
+@settings(deadline=None)
+@given(st.integers(2, 10), st.sampled_from([1e8, 1e300]), st.integers(0, 2**40))
+def test_large_alpha_gives_every_client_the_same_mixture(num_clients, alpha, seed):
+    labels = np.random.default_rng(seed).integers(0, 5, 500)
+    counts = histograms(
+        labels, partition.dirichlet(labels, num_clients, alpha, seed=seed), num_clients
+    )
+    # Rounding alone moves a count by less than 1; the draw of the shares adds well under 1 here.
+    assert np.abs(counts - counts.sum(0) / num_clients).max() < 2
+
+
+def test_infinite_alpha_is_iid():
+    labels = np.repeat([0, 1], [40, 7])
+    np.testing.assert_array_equal(
+        partition.dirichlet(labels, 5, np.inf, seed=3), partition.iid(labels, 5, seed=3)
+    )
+
+
+def test_shares_follow_the_dirichlet_distribution():
+    # With symmetric alpha over K clients a share has variance (K - 1) / (K^2 (K alpha + 1)).
+    num_clients, size = 4, 1000
+    labels = np.repeat(np.arange(2000), size)
+    for alpha in (0.2, 3.0):
+        ids = partition.dirichlet(labels, num_clients, alpha, seed=1)
+        shares = histograms(labels, ids, num_clients) / size
+        np.testing.assert_allclose(shares.mean(0), 1 / num_clients, atol=0.03)
+        variance = (num_clients - 1) / (num_clients**2 * (num_clients * alpha + 1))
+        np.testing.assert_allclose(shares[0].var(), variance, rtol=0.1)
+
+
+def test_dirichlet_takes_strings_and_seeds_matter():
+    labels = np.asarray(["cat", "dog"] * 50)
+    first, second = (partition.dirichlet(labels, 5, 0.5, seed=seed) for seed in (0, 1))
+    assert (first != second).any()
+
+
+@settings(deadline=None)
+@given(st.integers(1, 200), st.data(), st.integers(0, 2**40))
+def test_iid_is_balanced_and_deterministic(n, data, seed):
+    num_clients = data.draw(st.integers(1, n))
+    ids = partition.iid(n, num_clients, seed)
+    sizes = np.bincount(ids, minlength=num_clients)
+    assert ids.dtype == np.int32 and ids.shape == (n,) and len(sizes) == num_clients
+    assert sizes.max() - sizes.min() <= 1
+    np.testing.assert_array_equal(ids, partition.iid(np.zeros(n), num_clients, seed))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"alpha": -0.5}, r"alpha must be a number from 0 to infinity, got -0\.5"),
+        ({"alpha": float("nan")}, "alpha must be .* got nan"),
+        ({"alpha": "much"}, "alpha must be .* got 'much'"),
+        ({"num_clients": 0}, "num_clients must be a whole number of at least 1, got 0"),
+        ({"num_clients": 2.5}, r"num_clients must be .* got 2\.5"),
+        ({"num_clients": True}, "num_clients must be .* got True"),
+        ({"num_clients": 7}, "num_clients must be at most 6, .* got 7"),
+        ({"min_size": 3}, "num_clients must be at most 2, .* got 3"),
+        ({"min_size": -1}, "min_size must be a whole number of at least 0, got -1"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
+        ({"labels": [[0, 1]]}, r"labels must be a vector .* got shape \[1, 2\]"),
+        ({"labels": []}, r"labels must be a vector .* got shape \[0\]"),
+    ],
+)
+def test_dirichlet_refuses(change, message):
+    arguments = {"labels": [0, 0, 1, 1, 2, 2], "num_clients": 3, "alpha": 1.0} | change
+    with pytest.raises(ValueError, match=message):
+        partition.dirichlet(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 1), "labels_or_n must be a whole number of at least 1, got 0"),
+        ((2.5, 1), r"labels_or_n must be .* got 2\.5"),
+        (([[1]], 1), r"labels_or_n must be a vector .* got shape \[1, 1\]"),
+        ((3, 4), "num_clients must be at most 3, .* got 4"),
+        ((3, 2, -1), "seed must be a whole number of at least 0, got -1"),
+    ],
+)
+def test_iid_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        partition.iid(*arguments)
