@@ -45,6 +45,7 @@ from fedjax_opt.core import evaluate as evaluate
 from fedjax_opt.core import evaluate_clients as evaluate_clients
 from fedjax_opt.core import init_state as init_state
 from fedjax_opt.core import make_round as make_round
+from fedjax_opt.core import place as place
 from fedjax_opt.core import run_rounds as run_rounds
 from fedjax_opt.core import simulate as simulate
 from fedjax_opt.core import stop_at as stop_at

@@ -25,7 +25,7 @@ def forward(params, x):
 def setup():
     task = common.TASKS[args.task]
     clients = common.client_data(task)
-    data = fo.data.ClientData.from_list(clients)
+    data = fo.place(fo.ClientData.from_list(clients))
     first = jax.tree.map(jnp.asarray, common.first_params(task))
     first_loss = common.train_loss(first, clients)
     model = fo.models.classifier(lambda key, batch: first, forward)
@@ -33,6 +33,7 @@ def setup():
     batch = {name: value[: task.batch] for name, value in clients[0].items()}
     params = model.init(jax.random.key(0), batch)
     state = fo.init_state(algorithm, params, num_clients=data.num_clients, key=jax.random.key(1))
+    state = fo.place(state)
 
     def run():
         nonlocal state

@@ -34,3 +34,4 @@ from fedjax_opt.core.simulate import simulate as simulate
 from fedjax_opt.core.state import FederatedState as FederatedState
 from fedjax_opt.core.state import init_state as init_state
 from fedjax_opt.core.strategies import Strategy as Strategy
+from fedjax_opt.core.strategies import place as place

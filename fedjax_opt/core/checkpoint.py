@@ -5,7 +5,6 @@ import pathlib
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt.core import checks
@@ -87,8 +86,8 @@ class Checkpoints:
         plain = _plain(state)
         args = self._ocp.args
         try:
-            about = self._manager.restore(step, args=args.Composite(about=args.JsonRestore())).about
-            self._check(about, _describe(plain), step)
+            found = self._manager.restore(step, args=args.Composite(about=args.JsonRestore()))
+            self._check(found["about"], _describe(plain), step)
             abstract = jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), plain
             )
@@ -105,13 +104,12 @@ class Checkpoints:
                 f"The checkpoint of round {step} in {self.directory} cannot be read: {error}. Delete"
                 f" the folder {step} there to resume from the one before."
             ) from error
-        restored = found.state
+        restored = found["state"]
         key = jax.random.wrap_key_data(restored["key"], impl=jax.random.key_impl(state.key))
-        structure = jax.tree.structure(state._replace(key=0))
-        leaves = jax.tree.leaves(restored["rest"])
-        return jax.tree.unflatten(structure, leaves)._replace(key=key), {
-            k: v for k, v in found.history.items() if k != "format"
-        }
+        structure = jax.tree.structure(state._replace(key=()))
+        rest = jax.tree.unflatten(structure, jax.tree.leaves(restored["rest"]))
+        history = {name: value for name, value in found["history"].items() if name != "format"}
+        return rest._replace(key=key), history
 
     def _check(self, about: dict[str, Any], expected: dict[str, str], step: int) -> None:
         where = f"The checkpoint of round {step} in {self.directory}"
@@ -146,15 +144,9 @@ class _Mismatch(Exception):
 
 
 def _plain(state: FederatedState) -> dict[str, Any]:
-    """The state as nested dicts and lists of arrays, which is what a file can hold."""
-    leaves = jax.tree.leaves(state._replace(key=jnp.zeros(())))
-    names = [
-        jax.tree_util.keystr(path)
-        for path, _ in jax.tree_util.tree_leaves_with_path(state._replace(key=jnp.zeros(())))
-    ]
-    rest = {
-        f"{i:04d}{name}": leaf for i, (name, leaf) in enumerate(zip(names, leaves, strict=True))
-    }
+    """The state as dicts of arrays, which is what a file can hold; its key as the key's data."""
+    leaves = jax.tree_util.tree_leaves_with_path(state._replace(key=()))
+    rest = {f"{i:04d}{jax.tree_util.keystr(path)}": leaf for i, (path, leaf) in enumerate(leaves)}
     return {"key": jax.random.key_data(state.key), "rest": rest}
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 
 def is_traced(*values: Any) -> bool:
     """Says whether any leaf of the values is known only inside a transformation."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values))
 
 
 def number(

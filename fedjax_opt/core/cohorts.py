@@ -189,7 +189,7 @@ def _available(availability, size, key, round_number, num_clients):
     else:
         chance = availability[round_number % availability.shape[0]]
     reachable_key, choice_key = jax.random.split(jax.random.fold_in(key, round_number))
-    reachable = jax.random.bernoulli(reachable_key, chance)
+    reachable = jax.random.bernoulli(reachable_key, jnp.asarray(chance))
     return _top(size, jnp.where(reachable, 0.0, -jnp.inf), choice_key)
 
 

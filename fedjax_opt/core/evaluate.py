@@ -94,7 +94,7 @@ def _mean_over_rows(model, variables, examples, offset, size, batch_size, full):
         batch = jax.tree.map(lambda x: jnp.asarray(x)[rows], examples)
         mask = None if full else positions < size
         found = Objective(model, None, mask).evaluate(variables, batch)
-        count = batch_size if full else jnp.sum(mask, dtype=jnp.int32)
+        count = batch_size if mask is None else jnp.sum(mask, dtype=jnp.int32)
         return trees.scale(count, {**found.metrics, "loss": found.loss})
 
     shapes = jax.eval_shape(piece, jnp.zeros((), jnp.int32))

@@ -40,7 +40,12 @@ class Log:
     def add_evaluation(
         self, model: Model, state: FederatedState, test: Any, client_test: Any, started: float
     ) -> dict[str, float]:
-        """Evaluates the global model, adds the row, and returns its scalars by name."""
+        """Evaluates the global model, adds the row, and returns its scalars by name.
+
+        Without a test set there is nothing to evaluate: no row, and no scalars.
+        """
+        if test is None and client_test is None:
+            return {}
         row: dict[str, Any] = {}
         if test is not None:
             row |= evaluate(model, state.variables, test)
@@ -52,8 +57,10 @@ class Log:
         scalars |= {
             f"mean_{name}": float(np.nanmean(value)) for name, value in found.items() if value.ndim
         }
-        seconds = np.float64(time.perf_counter() - started)
-        self._evaluations.append({"round": np.asarray(state.round), "seconds": seconds, **found})
+        seconds = time.perf_counter() - started
+        self._evaluations.append(
+            {"round": np.asarray(state.round), "seconds": np.asarray(seconds), **found}
+        )
         return scalars
 
     def history(self) -> dict[str, np.ndarray]:

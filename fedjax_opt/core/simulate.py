@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 from tqdm.auto import tqdm
 
 from fedjax_opt.core import checks
@@ -20,7 +19,7 @@ from fedjax_opt.core.log import Log
 from fedjax_opt.core.model import Model, Variables
 from fedjax_opt.core.run import Fixed, Traced, one_round, prepare, settle_strategy
 from fedjax_opt.core.state import FederatedState, init_state
-from fedjax_opt.core.strategies import Strategy
+from fedjax_opt.core.strategies import Strategy, place
 
 _DEFAULT_CHUNK = 10
 
@@ -131,29 +130,26 @@ def simulate(
     rounds = checks.integer("rounds", rounds, low=1)
     chunk = checks.integer("evaluate_every", evaluate_every, low=1)
     checks.choice("on_nonfinite", on_nonfinite, ("raise", "stop"))
-    if state is None:
-        sample = jax.tree.map(lambda x: jnp.asarray(x[:batch_size]), data.examples)
-        key = jax.random.key(seed)
-        variables = model.init(jax.random.fold_in(key, 0), sample)
-        state = init_state(algorithm, variables, len(data.sizes), jax.random.fold_in(key, 1))
+    start = _first_state(algorithm, model, data, batch_size, seed) if state is None else state
     if isinstance(local_steps, (int, np.integer)):
         checks.integer("local_steps", local_steps, low=1)
         local_steps = jnp.asarray(local_steps, jnp.int32)  # traced: another K compiles nothing
     traced, fixed = prepare(
-        algorithm, model, data, state, cohort_size=cohort_size, sampler=sampler,
+        algorithm, model, data, start, cohort_size=cohort_size, sampler=sampler,
         batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs,
         batching=batching, weighting=weighting, strategy=strategy,
     )  # fmt: skip
-    fixed = settle_strategy(traced, fixed, state)
+    fixed = settle_strategy(traced, fixed, start)
     log = Log()
     if checkpoints is not None and checkpoints.latest_round is not None:
-        state, history = checkpoints.restore(state)
+        start, history = checkpoints.restore(start)
         log.resume(history)
-    traced, state = _place(fixed.strategy, (traced, jax.tree.map(jnp.copy, state)))
+    # The state is copied, since its buffers are given up to the program: the caller keeps theirs.
+    traced, current = place((traced, jax.tree.map(jnp.copy, start)), fixed.strategy)
     callbacks = tuple(callbacks)
     started = time.perf_counter()
     stopped = f"{rounds} rounds done"
-    done = int(state.round)
+    done = int(start.round)
     with tqdm(
         total=rounds,
         initial=done,
@@ -163,31 +159,35 @@ def simulate(
     ) as bar:
         while done < rounds:
             count = jnp.int32(min(chunk, rounds - done))
-            state, infos, played = _play(traced, state, count, fixed, chunk)
-            played = int(played)
-            log.add_rounds(infos, played)
+            current, infos, played = _play(traced, current, count, fixed, chunk)
+            log.add_rounds(infos, int(played))
             if not log.finite:
                 stopped = log.describe_failure()
                 break
-            bar.update(played)
-            done += played
-            evaluation = {}
-            if test is not None or client_test is not None:
-                evaluation = log.add_evaluation(model, state, test, client_test, started)
+            done += int(played)
+            bar.update(int(played))
+            evaluation = log.add_evaluation(model, current, test, client_test, started)
             history = log.history()
             bar.set_postfix(_postfix(history, evaluation))
-            event = Event(done, state, history, evaluation)
             if checkpoints is not None:
-                checkpoints.save(state, log.saved())
-            reasons = [reason for reason in (call(event) for call in callbacks) if reason]
+                checkpoints.save(current, log.saved())
+            event = Event(done, current, history, evaluation)
+            reasons = [reason for reason in (callback(event) for callback in callbacks) if reason]
             if reasons:
                 stopped = "; ".join(reasons)
                 break
     seconds = time.perf_counter() - started
-    result = Result(state, log.history(), log.evaluations(), seconds, stopped)
+    result = Result(current, log.history(), log.evaluations(), seconds, stopped)
     if not log.finite and on_nonfinite == "raise":
         raise NonFiniteLossError(stopped, result)
     return result
+
+
+def _first_state(algorithm, model, data, batch_size, seed) -> FederatedState:
+    sample = jax.tree.map(lambda x: jnp.asarray(x[:batch_size]), data.examples)
+    key = jax.random.key(seed)
+    variables = model.init(jax.random.fold_in(key, 0), sample)
+    return init_state(algorithm, variables, len(data.sizes), jax.random.fold_in(key, 1))
 
 
 @partial(jax.jit, static_argnames=("fixed", "length"), donate_argnames="state")
@@ -209,13 +209,6 @@ def _play(traced: Traced, state: FederatedState, count: jax.Array, fixed: Fixed,
     start = state, room, jnp.int32(0), jnp.asarray(True)
     state, infos, played, _ = jax.lax.while_loop(go_on, one, start)
     return state, infos, played
-
-
-def _place(strategy: Strategy, tree: Any) -> Any:
-    """Puts the inputs where the program wants them once, not at every call."""
-    if strategy.mesh is None:
-        return jax.tree.map(jnp.asarray, tree)
-    return jax.device_put(tree, NamedSharding(strategy.mesh, PartitionSpec()))
 
 
 def _postfix(history: dict[str, np.ndarray], evaluation: dict[str, float]) -> dict[str, str]:

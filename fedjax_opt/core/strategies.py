@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_opt.core import checks, trees
 
@@ -71,6 +71,29 @@ def resolve(strategy: str | Strategy) -> Strategy:
             )
         strategy = strategy._replace(mesh=mesh)
     return strategy
+
+
+def place(tree: Any, strategy: str | Strategy = "auto") -> Any:
+    """Puts arrays where the strategy's programs read them, once instead of at every call.
+
+    `simulate` does so by itself. With `run_rounds` and `make_round`, do it for large data.
+
+    Args:
+      tree: any pytree, such as a `ClientData` or a `FederatedState`.
+      strategy: the strategy that will be used.
+
+    Returns:
+      The tree on the device, or on every device of a 'sharded' strategy.
+
+    Example:
+      >>> import numpy as np
+      >>> import fedjax_opt as fo
+      >>> data = fo.place(fo.ClientData.from_list([{"x": np.ones((2, 3))}]))
+    """
+    strategy = resolve(strategy)
+    if strategy.mesh is None:
+        return jax.tree.map(jnp.asarray, tree)
+    return jax.device_put(tree, NamedSharding(strategy.mesh, PartitionSpec()))
 
 
 def candidates(cohort_size: int, num_devices: int) -> list[Strategy]:

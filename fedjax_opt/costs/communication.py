@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from fedjax_opt.core import Algorithm, Context, Evaluation
+from fedjax_opt.core import Algorithm, Aux, Context, Model, Objective, ProbeData, Variables
 
 
 class Cost(NamedTuple):
@@ -51,7 +51,9 @@ def of(algorithm: Algorithm, variables: Any) -> Cost:
     message = jax.eval_shape(algorithm.broadcast, server)
     report = ()
     if algorithm.probe is not None:
-        report = jax.eval_shape(lambda m, c: algorithm.probe(m, c, _AnyData()), message, client)
+        any_data = ProbeData(_gradient, _gradient)
+        probe = algorithm.probe
+        report = jax.eval_shape(lambda m, c: probe(m, c, any_data), message, client)
     upload, reads_report = _client_work(algorithm, message, client, report)
     return Cost(
         bytes_down=_size(message) + (_size(report) if reads_report else 0),
@@ -61,44 +63,26 @@ def of(algorithm: Algorithm, variables: Any) -> Cost:
     )
 
 
-class _AnyData(NamedTuple):
-    """Stands for a client's data: its gradient has the shape of the parameters, whatever it holds."""
-
-    @staticmethod
-    def full_gradient(variables):
-        """A value of the gradient's shape."""
-        return variables.params
-
-    minibatch_gradient = full_gradient
+def _gradient(variables):
+    """A value of a gradient's shape, whatever data it is of."""
+    return variables.params
 
 
-class _AnyObjective(NamedTuple):
-    """Stands for a client's objective, likewise."""
-
-    def gradient(self, variables, batch):
-        """Values of the shapes of a gradient and an evaluation."""
-        del batch
-        return variables.params, self.evaluate(variables, None)
-
-    def evaluate(self, variables, batch):
-        """A value of the shape of an evaluation."""
-        del batch
-        return Evaluation(jnp.zeros(()), variables.state, {}, None)
-
-    def with_penalty(self, penalty):
-        """A penalty changes no shape."""
-        del penalty
-        return self
+def _loss(variables, batch, key):
+    """A loss that depends on all parameters, whatever it is of."""
+    del batch, key
+    return jnp.asarray(sum(jnp.sum(leaf) for leaf in jax.tree.leaves(variables.params))), Aux()
 
 
 def _client_work(algorithm, message, client, report):
+    objective = Objective(Model(init=lambda key, batch: Variables(()), loss=_loss))
     whole = jax.ShapeDtypeStruct((), jnp.int32)
     fraction = jax.ShapeDtypeStruct((), jnp.result_type(float))
 
     def work(message, client, report, own_report, steps, participation):
         context = Context(message, client, report, own_report, steps, steps, participation, steps)
         local = algorithm.start(message, client)
-        local, _ = algorithm.step(local, _AnyObjective(), None, context)
+        local, _ = algorithm.step(local, objective, None, context)
         return algorithm.finish(local, context)
 
     arguments = (message, client, report, report, whole, fraction)

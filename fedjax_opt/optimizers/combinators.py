@@ -41,10 +41,9 @@ def chain(*transformations: optax.GradientTransformation) -> Triple:
       >>> float(opt.inverse(x, x + updates, stats, 1)[0])        # the clipped gradient
       1.0
     """
-    if not transformations or not isinstance(transformations[-1], Triple):
-        last = type(transformations[-1]).__name__ if transformations else "nothing"
-        raise ValueError(f"The last argument of chain must be a Triple, got {last}.")
-    *before, triple = transformations
+    *before, triple = transformations or (None,)
+    if not isinstance(triple, Triple):
+        raise ValueError(f"The last argument of chain must be a Triple, got {triple!r}.")
     before = [as_pytree(tx) for tx in before]
     return Triple(
         init=Partial(_chain_init, before, triple.init),

@@ -1,0 +1,3 @@
+"""The command line, `fedjax-opt`."""
+
+from fedjax_opt.cli.main import main as main

@@ -1,0 +1,29 @@
+"""The command `fedjax-opt`: parses, makes every CPU core a device, and runs."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import fedjax_opt as fo
+from fedjax_opt.cli import demo
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="fedjax-opt", description="Federated optimisation in JAX, from the command line."
+    )
+    parser.add_argument("--version", action="version", version=f"fedjax_opt {fo.__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    demo.add_parser(commands)
+    options = parser.parse_args(arguments)
+    fo.use_cpu_devices()
+    try:
+        return options.run(options)
+    except ValueError as error:
+        # The library names the argument, its value and what is allowed: that is all a user needs.
+        print(f"fedjax-opt: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("fedjax-opt: interrupted", file=sys.stderr)
+        return 130

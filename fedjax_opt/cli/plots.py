@@ -1,0 +1,54 @@
+"""Plots of runs."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # files only: no display is needed, and none is opened
+import matplotlib.pyplot as plt
+
+# Told apart by colour (safe for colour-blind readers) and by line style (safe in print).
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_STYLES = ("-", "--", "-.", ":")
+
+
+def save_curves(
+    path: pathlib.Path,
+    title: str,
+    panels: Mapping[str, Mapping[str, tuple[Any, Any]]],
+    levels: Mapping[str, float] | None = None,
+) -> None:
+    """Saves curves over rounds, one panel for each quantity.
+
+    Args:
+      path: the file; its ending chooses the format.
+      title: over all panels.
+      panels: quantity -> name of a curve -> (rounds, values).
+      levels: quantity -> a level to mark, such as a target.
+    """
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(5.5 * len(panels), 4.2), squeeze=False, layout="constrained"
+    )
+    for axis, (quantity, curves) in zip(axes[0], panels.items(), strict=True):
+        for i, (name, (rounds, values)) in enumerate(curves.items()):
+            axis.plot(
+                rounds,
+                values,
+                _STYLES[i % len(_STYLES)],
+                color=_COLOURS[i % len(_COLOURS)],
+                label=name,
+                linewidth=2,
+            )
+        if levels and quantity in levels:
+            axis.axhline(levels[quantity], color="0.5", linewidth=1, linestyle=(0, (1, 3)))
+        axis.set_xlabel("round")
+        axis.set_ylabel(quantity)
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0][-1].legend(frameon=False)
+    figure.suptitle(title, fontsize=11)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
