@@ -43,10 +43,9 @@ def number(
 
 def integer(name: str, value: Any, *, low: int) -> int:
     """Returns `value` as an int after checking that it is a whole number of at least `low`."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not whole or value < low:
         raise ValueError(f"{name} must be a whole number of at least {low}, got {value!r}.")
-    if value < low:
-        raise ValueError(f"{name} must be at least {low}, got {value}.")
     return int(value)
 
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt.core import checks, strategies
-from fedjax_opt.core.algorithm import Algorithm, get_variables
+from fedjax_opt.core.algorithm import Algorithm
 from fedjax_opt.core.model import Model
 from fedjax_opt.core.round import Feeding, Info, federated_round
-from fedjax_opt.core.state import FederatedState
+from fedjax_opt.core.state import FederatedState, check_state
 from fedjax_opt.core.strategies import Strategy
 
 
@@ -40,8 +40,9 @@ def make_round(
         client's data, in P parts; an algorithm that probes one minibatch takes the first.
 
     It may be called inside `jit`, `vmap` and `grad`. Values are checked where they are known, which is
-    everywhere but inside such a transformation. The algorithm's hyperparameters are arguments of the
-    compiled program: two round functions whose algorithms differ in numbers alone share it.
+    everywhere but inside such a transformation. If a loss or the aggregate is not finite, the state
+    comes back unchanged and `info.finite` is false. The algorithm's hyperparameters are arguments of
+    the compiled program: two round functions whose algorithms differ in numbers alone share it.
 
     Args:
       algorithm: the algorithm.
@@ -90,8 +91,9 @@ def make_round(
             )
             return _compiled.lower(abstract[0], model, option, *abstract[1:])
 
-        shapes = tuple((x.shape, x.dtype) for x in jax.tree.leaves(inputs))
+        shapes = tuple((x.shape, x.dtype) for x in jax.tree.leaves((state.server, inputs)))
         if shapes not in settled:
+            check_state(algorithm, state)
             settled[shapes] = strategies.settle(strategy, len(inputs[0]), lower)
         return _compiled(algorithm, model, settled[shapes], state, *inputs)
 
@@ -132,10 +134,13 @@ def _extra(shared, feed, key):
 
 def _check(algorithm, state, cohort, feed, weights, num_steps):
     batches, mask, probe_batches, probe_mask = feed
-    checks.trainable(get_variables(state.server).params)
     cohort = check_cohort(state, cohort)
     (size,) = cohort.shape
     _, steps, rows = checks.leading_axes("batches", batches, (size, None, None), "SKB")
+    if steps < 1 or rows < 1:
+        raise ValueError(
+            f"batches must hold at least one step and one row, got [K={steps}, B={rows}]."
+        )
     if mask is not None:
         checks.leading_axes("mask", mask, (size, steps, rows), "SKB")
         mask = jnp.asarray(mask, bool)

@@ -27,7 +27,7 @@ class Info(NamedTuple):
       first_loss: the same of the first local step alone: the loss of the broadcast model.
       metrics: the mean of each of the model's metrics, as `loss`.
       update_norm: the Euclidean norm of the change of the global parameters.
-      cohort: the ids of the clients `[S]`.
+      cohort: the ids of the clients `[S]`; -1 for a slot that nobody filled.
       client_loss: the mean loss over each client's local steps `[S]`.
       num_steps: the local steps that each client took `[S]`; 0 if it did not take part.
       bad_step: the first local step with a non-finite loss, by client `[S]`; -1 if none.
@@ -114,7 +114,8 @@ def federated_round(
             probe_data = _probe_data(
                 model, feeding, examples, client.feed, client_key(round_key, client)
             )
-            own = algorithm.probe(message, client.state, probe_data)  # type: ignore[misc]
+            assert algorithm.probe is not None  # as above: this is the same algorithm, traced
+            own = algorithm.probe(message, client.state, probe_data)
             return _weighted(own, client), own
 
         report, own_reports = strategies.map_reduce(strategy, probe, shared, clients, _pad)
@@ -170,7 +171,7 @@ def federated_round(
     info = Info(
         round=state.round,
         update_norm=jnp.sqrt(trees.squared_norm(change)),
-        cohort=cohort,
+        cohort=jnp.where(present, cohort, -1),
         client_loss=client_loss,
         num_steps=num_steps,
         bad_step=bad_step,

@@ -10,11 +10,11 @@ from jax.tree_util import Partial
 
 from fedjax_opt.core import batching as batches
 from fedjax_opt.core import checks, cohorts, strategies
-from fedjax_opt.core.algorithm import Algorithm, get_variables
+from fedjax_opt.core.algorithm import Algorithm
 from fedjax_opt.core.cohorts import Sampler
 from fedjax_opt.core.model import Model
 from fedjax_opt.core.round import Info, federated_round
-from fedjax_opt.core.state import FederatedState
+from fedjax_opt.core.state import FederatedState, check_state
 from fedjax_opt.core.strategies import Strategy
 
 WEIGHTINGS = ("samples", "uniform")
@@ -177,7 +177,7 @@ def prepare(
     batching, weighting, strategy,
 ) -> tuple[Traced, Fixed]:  # fmt: skip
     """Checks the arguments of a run, and parts what is traced from what is compiled in."""
-    checks.trainable(get_variables(state.server).params)
+    check_state(algorithm, state)
     num_clients = data.sizes.shape[0]
     _check_population(state, num_clients)
     sampler = _check_sampler(cohort_size, sampler, num_clients)

@@ -34,6 +34,27 @@ class FederatedState(NamedTuple):
         return get_variables(self.server)
 
 
+def check_state(algorithm: Algorithm, state: FederatedState) -> None:
+    """Refuses a state that another algorithm, or another model, has made."""
+    variables = get_variables(state.server)
+    checks.trainable(variables.params)
+    why = "what this algorithm keeps; the state is of another one"
+    checks.same_structure(
+        "state.server", state.server, jax.eval_shape(algorithm.init, variables), why
+    )
+    stacked = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((state_size(state), *leaf.shape), leaf.dtype),
+        jax.eval_shape(algorithm.init_client, variables),
+    )
+    checks.same_structure("state.clients", state.clients, stacked, why)
+
+
+def state_size(state: FederatedState) -> int:
+    """N as the stacked client states have it; 0 where there are none."""
+    leaves = jax.tree.leaves(state.clients)
+    return leaves[0].shape[0] if leaves else 0
+
+
 def init_state(
     algorithm: Algorithm, variables: Variables, num_clients: int, key: jax.Array | int = 0
 ) -> FederatedState:

@@ -4,6 +4,8 @@ from importlib import resources
 
 import numpy as np
 
+from fedjax_opt.core import checks
+
 
 def load_digits(
     test_fraction: float = 0.2, seed: int = 0
@@ -30,11 +32,10 @@ def load_digits(
       E. Alpaydin and C. Kaynak. Optical Recognition of Handwritten Digits. UCI Machine Learning
       Repository, 1998. doi:10.24432/C50P49. Licence: CC BY 4.0, see DIGITS_LICENSE.md.
     """
-    # Written so that NaN, which compares false with everything, is refused too.
-    if not 0.0 < test_fraction < 1.0:
-        raise ValueError(f"test_fraction must lie strictly between 0 and 1, got {test_fraction!r}.")
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise ValueError(f"seed must be a whole number of at least 0, got {seed!r}.")
+    checks.number(
+        "test_fraction", test_fraction, low=0.0, high=1.0, open_low=True, open_high=True
+    )
+    checks.integer("seed", seed, low=0)
     file = resources.files("fedjax_opt.data").joinpath("digits.npz")
     with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
         images, labels = arrays["images"], arrays["labels"]

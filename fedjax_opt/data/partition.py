@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_opt.core import checks
+
 
 def iid(labels_or_n: Any, num_clients: int, seed: int = 0) -> np.ndarray:
     """Deals shuffled examples out evenly: every client gets `n / num_clients`, rounded up or down.
@@ -31,10 +33,10 @@ def iid(labels_or_n: Any, num_clients: int, seed: int = 0) -> np.ndarray:
       Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017.
     """
     if np.ndim(labels_or_n) == 0:
-        n = _integer("labels_or_n", labels_or_n, 1)
+        n = checks.integer("labels_or_n", labels_or_n, low=1)
     else:
         n = len(_labels("labels_or_n", labels_or_n))
-    _integer("seed", seed, 0)
+    checks.integer("seed", seed, low=0)
     _sizes(n, num_clients, 1)
     return np.random.default_rng(seed).permutation(np.arange(n, dtype=np.int32) % num_clients)
 
@@ -82,8 +84,8 @@ def dirichlet(
       for Federated Visual Classification. arXiv:1909.06335, 2019. (The meaning of `alpha`.)
     """
     labels = _labels("labels", labels)
-    _integer("seed", seed, 0)
-    _integer("min_size", min_size, 0)
+    checks.integer("seed", seed, low=0)
+    checks.integer("min_size", min_size, low=0)
     _sizes(len(labels), num_clients, min_size)
     real = isinstance(alpha, (int, float, np.integer, np.floating))
     if not real or not alpha >= 0:  # Written so that NaN is refused too.
@@ -175,15 +177,8 @@ def _labels(name: str, labels: Any) -> np.ndarray:
     return array
 
 
-def _integer(name: str, value: Any, low: int) -> int:
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole or value < low:
-        raise ValueError(f"{name} must be a whole number of at least {low}, got {value!r}.")
-    return int(value)
-
-
 def _sizes(n: int, num_clients: Any, min_size: int) -> None:
-    _integer("num_clients", num_clients, 1)
+    checks.integer("num_clients", num_clients, low=1)
     if num_clients * min_size > n:
         raise ValueError(
             f"num_clients must be at most {n // min_size}, so that each client can have {min_size}"
