@@ -45,13 +45,13 @@ from fedjax_opt.core import evaluate as evaluate
 from fedjax_opt.core import evaluate_clients as evaluate_clients
 from fedjax_opt.core import init_state as init_state
 from fedjax_opt.core import make_round as make_round
+from fedjax_opt.core import personal_variables as personal_variables
 from fedjax_opt.core import place as place
 from fedjax_opt.core import run_rounds as run_rounds
 from fedjax_opt.core import simulate as simulate
 from fedjax_opt.core import stop_at as stop_at
 from fedjax_opt.core import use_cpu_devices as use_cpu_devices
 from fedjax_opt.data import ClientData as ClientData
-from fedjax_opt.wrappers import personal_variables as personal_variables
 from fedjax_opt.wrappers import private as private
 from fedjax_opt.wrappers import proximal as proximal
 from fedjax_opt.wrappers import server_optimizer as server_optimizer

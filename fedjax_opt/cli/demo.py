@@ -5,6 +5,7 @@ import pathlib
 from typing import Any
 
 import fedjax_opt as fo
+from fedjax_opt.cli.files import check_plot_path
 from fedjax_opt.cli.tables import megabytes, print_table
 
 # Step sizes: the best of 0.05, 0.1, 0.2, 0.4, 0.8 for each, on another split than the demo's own.
@@ -25,7 +26,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--rounds", type=int, default=300, help="rounds of each algorithm")
     parser.add_argument("--clients", type=int, default=100, help="clients that share the data")
-    parser.add_argument("--cohort-size", type=int, default=10, help="clients in each round")
+    parser.add_argument("--cohort-size", type=int, default=5, help="clients in each round")
     parser.add_argument("--local-steps", type=int, default=20, help="steps of a client in a round")
     parser.add_argument("--batch-size", type=int, default=8, help="examples in a step")
     parser.add_argument(
@@ -34,7 +35,7 @@ def add_parser(commands: Any) -> None:
         default=0.0,
         help="how alike the clients are: 0 for one class each, large for the same mixture",
     )
-    parser.add_argument("--target", type=float, default=0.9, help="test accuracy to reach")
+    parser.add_argument("--target", type=_share, default=0.9, help="test accuracy to reach")
     parser.add_argument("--seed", type=int, default=0, help="of the split and of the training")
     parser.add_argument(
         "--output",
@@ -45,8 +46,16 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must lie in [0, 1], got {text}")
+    return value
+
+
 def run(options: argparse.Namespace) -> int:
     """Trains, prints the table and saves the plot."""
+    check_plot_path(options.output)
     train, test = fo.data.load_digits(seed=0)
     owners = fo.data.dirichlet(train["y"], options.clients, options.alpha, seed=options.seed)
     data = fo.ClientData.from_arrays(train, owners, options.clients)

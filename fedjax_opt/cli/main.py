@@ -1,6 +1,7 @@
 """The command `fedjax-opt`: parses, makes every CPU core a device, and runs."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -20,10 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fo.use_cpu_devices()
     try:
         return options.run(options)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         # The library names the argument, its value and what is allowed: that is all a user needs.
         print(f"fedjax-opt: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("fedjax-opt: interrupted", file=sys.stderr)
-        return 130
+        print("\nfedjax-opt: interrupted", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        # At once: an interpreter that tidies up while XLA still computes can crash.
+        os._exit(130)

@@ -49,6 +49,5 @@ def save_curves(
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][-1].legend(frameon=False)
     figure.suptitle(title, fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -96,10 +96,11 @@ class _Functions(NamedTuple):
     server_step: Callable[[Any, Any, Facts], Any]
     probe: Callable[[Any, Any, ProbeData], Any] | None
     receive: Callable[[Any, jax.Array], Any] | None
+    personal: Callable[[Any, Any], Variables] | None
 
 
 class Algorithm(_Functions):
-    """A federated algorithm: seven pure functions, and two that most do without.
+    """A federated algorithm: seven pure functions, and three that most do without.
 
     Attributes:
       init: variables -> server state.
@@ -113,6 +114,8 @@ class Algorithm(_Functions):
         local work begins. None for no probe.
       receive: (upload, num_steps) -> contribution: what the server makes of one client's upload
         before it averages. None for the upload itself.
+      personal: (message, client state) -> the model that this client uses for itself. None where that
+        is the global model.
 
     Example:
       Its leaves are its hyperparameters, once for each function that reads them:
@@ -137,11 +140,10 @@ class Algorithm(_Functions):
         server_step,
         probe=None,
         receive=None,
+        personal=None,
     ):
-        functions = (
-            init, init_client, broadcast, start, step, finish, server_step, probe, receive
-        )  # fmt: skip
-        return super().__new__(cls, *map(as_partial, functions))
+        needed = (init, init_client, broadcast, start, step, finish, server_step)
+        return super().__new__(cls, *map(as_partial, (*needed, probe, receive, personal)))
 
     @classmethod
     def _make(cls, iterable):

@@ -1,15 +1,19 @@
 """Evaluation: the mean loss and metrics over a data set, and over each client's own."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import Partial
 
 from fedjax_opt.core import checks, trees
+from fedjax_opt.core.algorithm import Algorithm, as_partial
 from fedjax_opt.core.batching import steps_per_epoch
 from fedjax_opt.core.model import Model, Objective, Variables
+from fedjax_opt.core.state import FederatedState
 
 
 def evaluate(
@@ -50,14 +54,54 @@ def _evaluate(variables, examples, model, batch_size):
     return _mean_over_rows(model, variables, examples, 0, total, batch_size, full)
 
 
+def personal_variables(algorithm: Algorithm, state: FederatedState) -> Partial:
+    """Each client's own model, as a function of the client's id.
+
+    With an algorithm that personalises (`private`) it is the shared model with the client's own parts
+    in place; with any other, the global model for all.
+
+    Args:
+      algorithm: the algorithm.
+      state: a state of it.
+
+    Returns:
+      A function of an id, which may be traced, that returns the client's `Variables`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> algorithm = fo.private(fo.fedavg(fo.optimizers.sgd(0.1)), where="params/head")
+      >>> params = {"body": jnp.ones(3), "head": jnp.ones(2)}
+      >>> state = fo.init_state(algorithm, params, num_clients=5)
+      >>> fo.personal_variables(algorithm, state)(4).params["head"].shape
+      (2,)
+    """
+    if algorithm.personal is None:
+        return Partial(_everyones, state.variables)
+    return Partial(_own, algorithm.personal, algorithm.broadcast(state.server), state.clients)
+
+
+def _everyones(variables, client):
+    del client
+    return variables
+
+
+def _own(personal, message, clients, client):
+    return personal(message, jax.tree.map(lambda x: x[client], clients))
+
+
 def evaluate_clients(
-    model: Model, variables: Variables, data: Any, batch_size: int = 64
+    model: Model,
+    variables: Variables | Callable[[Any], Variables],
+    data: Any,
+    batch_size: int = 64,
 ) -> dict[str, jax.Array]:
-    """The mean loss and metrics of one model on each client's own examples.
+    """The mean loss and metrics on each client's own examples.
 
     Args:
       model: the model.
-      variables: its variables, the same for all clients.
+      variables: its variables, the same for all clients, or a function of a client's id, such as
+        `personal_variables` returns.
       data: a `ClientData`.
       batch_size: how many examples are evaluated at once.
 
@@ -73,16 +117,20 @@ def evaluate_clients(
     """
     largest = int(np.max(np.asarray(data.sizes), initial=1))
     batch_size = min(checks.integer("batch_size", batch_size, low=1), largest)
-    return _evaluate_clients(variables, data, model, batch_size)
+    if not isinstance(variables, Variables):
+        return _evaluate_clients(as_partial(variables), data, model, batch_size)
+    return _evaluate_clients(Partial(_everyones, variables), data, model, batch_size)
 
 
 @partial(jax.jit, static_argnames=("model", "batch_size"))
-def _evaluate_clients(variables, data, model, batch_size):
+def _evaluate_clients(variables_of, data, model, batch_size):
     def one_client(feed):
-        offset, size = feed
-        return _mean_over_rows(model, variables, data.examples, offset, size, batch_size, False)
+        client, offset, size = feed
+        own = variables_of(client)
+        return _mean_over_rows(model, own, data.examples, offset, size, batch_size, False)
 
-    return jax.lax.map(one_client, (jnp.asarray(data.offsets), jnp.asarray(data.sizes)))
+    ids = jnp.arange(data.sizes.shape[0], dtype=jnp.int32)
+    return jax.lax.map(one_client, (ids, jnp.asarray(data.offsets), jnp.asarray(data.sizes)))
 
 
 def _mean_over_rows(model, variables, examples, offset, size, batch_size, full):

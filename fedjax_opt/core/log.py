@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_opt.core.evaluate import evaluate, evaluate_clients
+from fedjax_opt.core.algorithm import Algorithm
+from fedjax_opt.core.evaluate import evaluate, evaluate_clients, personal_variables
 from fedjax_opt.core.model import Model
 from fedjax_opt.core.round import Info
 from fedjax_opt.core.state import FederatedState
@@ -38,9 +39,15 @@ class Log:
         self._rounds.append({name: values[good] for name, values in rows.items()})
 
     def add_evaluation(
-        self, model: Model, state: FederatedState, test: Any, client_test: Any, started: float
+        self,
+        algorithm: Algorithm,
+        model: Model,
+        state: FederatedState,
+        test: Any,
+        client_test: Any,
+        started: float,
     ) -> dict[str, float]:
-        """Evaluates the global model, adds the row, and returns its scalars by name.
+        """Evaluates the global model, and each client's own, and returns the scalars by name.
 
         Without a test set there is nothing to evaluate: no row, and no scalars.
         """
@@ -50,7 +57,7 @@ class Log:
         if test is not None:
             row |= evaluate(model, state.variables, test)
         if client_test is not None:
-            by_client = evaluate_clients(model, state.variables, client_test)
+            by_client = evaluate_clients(model, personal_variables(algorithm, state), client_test)
             row |= {f"client_{name}": values for name, values in by_client.items()}
         found = {name: np.asarray(value) for name, value in row.items()}
         scalars = {name: float(value) for name, value in found.items() if value.ndim == 0}

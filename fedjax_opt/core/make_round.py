@@ -162,6 +162,7 @@ def _check(algorithm, state, cohort, feed, weights, num_steps):
 
 def check_cohort(state: FederatedState, cohort: Any) -> jax.Array:
     """Client ids as int32 `[S]`: in the population, and no id twice where clients keep state."""
+    cohort = np.asarray(cohort) if isinstance(cohort, (list, tuple, range)) else cohort
     if jnp.ndim(cohort) != 1 or jnp.size(cohort) == 0:
         raise ValueError(f"cohort must be a list of client ids [S], got shape {jnp.shape(cohort)}.")
     if not jnp.issubdtype(jnp.result_type(cohort), jnp.integer):
@@ -191,6 +192,7 @@ def check_weights(weights: Any, size: int) -> jax.Array | None:
     """Aggregation weights `[S]`: finite, not negative, not all zero."""
     if weights is None:
         return None
+    weights = np.asarray(weights) if isinstance(weights, (list, tuple)) else weights
     if jnp.shape(weights) != (size,):
         raise ValueError(
             f"weights must have one entry per client, [{size}], got shape {jnp.shape(weights)}."
@@ -206,6 +208,7 @@ def check_weights(weights: Any, size: int) -> jax.Array | None:
 
 def check_num_steps(num_steps: Any, size: int, steps: int) -> jax.Array:
     """Local steps, an int or `[S]`, between 1 and the K that the batches hold."""
+    num_steps = np.asarray(num_steps) if isinstance(num_steps, (list, tuple)) else num_steps
     if jnp.shape(num_steps) not in ((), (size,)):
         raise ValueError(
             f"num_steps must be an int or have one entry per client, [{size}], got shape"

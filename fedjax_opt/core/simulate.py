@@ -104,7 +104,8 @@ def simulate(
       seed: of the model's initial variables and of everything drawn later.
       state: where to start instead; the seed is then not used.
       test: a test set, a pytree of arrays `[n, ...]`, evaluated every `evaluate_every` rounds.
-      client_test: a `ClientData` with the same clients, evaluated by client at the same times.
+      client_test: a `ClientData` with the same clients: each client's own model (the global one, unless
+        the algorithm personalises) on its own examples, at the same times.
       evaluate_every: the rounds between evaluations, and the length of a chunk.
       callbacks: functions of an `Event` that may return a reason to stop.
       checkpoints: where to save, after each chunk. If it holds a checkpoint of this run, the run
@@ -166,7 +167,7 @@ def simulate(
                 break
             done += int(played)
             bar.update(int(played))
-            evaluation = log.add_evaluation(model, current, test, client_test, started)
+            evaluation = log.add_evaluation(algorithm, model, current, test, client_test, started)
             history = log.history()
             bar.set_postfix(_postfix(history, evaluation))
             if checkpoints is not None:

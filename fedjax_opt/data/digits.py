@@ -32,9 +32,7 @@ def load_digits(
       E. Alpaydin and C. Kaynak. Optical Recognition of Handwritten Digits. UCI Machine Learning
       Repository, 1998. doi:10.24432/C50P49. Licence: CC BY 4.0, see DIGITS_LICENSE.md.
     """
-    checks.number(
-        "test_fraction", test_fraction, low=0.0, high=1.0, open_low=True, open_high=True
-    )
+    checks.number("test_fraction", test_fraction, low=0.0, high=1.0, open_low=True, open_high=True)
     checks.integer("seed", seed, low=0)
     file = resources.files("fedjax_opt.data").joinpath("digits.npz")
     with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:

@@ -1,6 +1,5 @@
 """Wrappers: an algorithm in, an algorithm out."""
 
-from fedjax_opt.wrappers.private import personal_variables as personal_variables
 from fedjax_opt.wrappers.private import private as private
 from fedjax_opt.wrappers.proximal import proximal as proximal
 from fedjax_opt.wrappers.server_optimizer import server_optimizer as server_optimizer

@@ -25,7 +25,6 @@ from jax.tree_util import Partial
 from fedjax_opt.core import (
     Algorithm,
     Facts,
-    FederatedState,
     Uniform,
     Variables,
     get_variables,
@@ -110,21 +109,8 @@ def private(
         finish=Partial(_finish, algorithm, chosen),
         receive=algorithm.receive,
         server_step=Partial(_server_step, algorithm),
+        personal=Partial(_personal, algorithm, chosen),
     )
-
-
-def personal_variables(state: FederatedState) -> Variables:
-    """Every client's own model: its private leaves, and the server's for the rest.
-
-    Args:
-      state: a state of a `private` algorithm.
-
-    Returns:
-      Variables whose private leaves are stacked `[N, ...]`, and whose shared leaves are not.
-    """
-    if not isinstance(state.clients, Client):
-        raise ValueError("state must be of an algorithm made by private(...).")
-    return _fill(get_variables(state.clients.patch), get_variables(state.server.inner))
 
 
 def _init(algorithm, chosen, variables):
@@ -158,10 +144,16 @@ def _full_message(algorithm, chosen, message, client):
     return _fill(message, own)
 
 
+def _personal(algorithm, chosen, message, client):
+    full = _full_message(algorithm, chosen, message, client)
+    if algorithm.personal is not None:
+        return algorithm.personal(full, client.inner)
+    return get_variables(full)
+
+
 def _probe(algorithm, chosen, message, client, probe_data):
     message = _full_message(algorithm, chosen, message, client)
-    report = algorithm.probe(message, client.inner, probe_data)
-    return report
+    return algorithm.probe(message, client.inner, probe_data)
 
 
 def _start(algorithm, chosen, message, client):

@@ -1,0 +1,153 @@
+"""The command line as a user meets it: every test starts `fedjax-opt` in a process of its own."""
+
+import os
+import pathlib
+import signal
+import struct
+import subprocess
+import sys
+import threading
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+COMMAND = "import sys; from fedjax_opt.cli import main; sys.exit(main())"
+TINY = ("--rounds", "4", "--clients", "10", "--cohort-size", "2", "--local-steps", "2")
+
+
+def _start(arguments, folder, command=COMMAND):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "COLUMNS": "100"}
+    return subprocess.Popen(
+        [sys.executable, "-c", command, *map(str, arguments)],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _run(arguments, folder, command=COMMAND):
+    """Exit status, standard output and standard error."""
+    process = _start(arguments, folder, command)
+    try:
+        output, errors = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    return process.returncode, output, errors
+
+
+def test_help_names_the_commands(tmp_path):
+    """`--help` is an answer: it goes to standard output, and is no failure."""
+    status, output, errors = _run(["--help"], tmp_path)
+    assert (status, errors) == (0, "")
+    assert "fedjax-opt" in output
+    assert "demo" in output
+
+
+def test_help_of_the_demo_gives_the_defaults(tmp_path):
+    """Every option is listed with what it is when left out."""
+    status, output, errors = _run(["demo", "--help"], tmp_path)
+    assert (status, errors) == (0, "")
+    for option in ("rounds", "clients", "cohort-size", "local-steps", "batch-size", "alpha"):
+        assert f"--{option}" in output
+    assert "(default: fedjax_opt_demo.png)" in output
+
+
+def test_version(tmp_path):
+    """The version is the package's."""
+    status, output, errors = _run(["--version"], tmp_path)
+    assert (status, errors) == (0, "")
+    namespace = {}
+    for line in (ROOT / "fedjax_opt" / "__init__.py").read_text(encoding="utf-8").splitlines():
+        if line.startswith("__version__"):
+            exec(line, namespace)
+    assert output == f"fedjax_opt {namespace['__version__']}\n"
+
+
+def _table(output):
+    """The rows of the printed table by algorithm, cells apart."""
+    rows = [line.split() for line in output.splitlines()]
+    return {row[0]: row[1:] for row in rows if row and row[0] in ("FedAvg", "FedGBO", "SCAFFOLD")}
+
+
+def test_demo_prints_a_table_and_saves_a_plot(tmp_path):
+    """Three algorithms with accuracies and costs, and a picture where it was asked for."""
+    picture = tmp_path / "new folder" / "curves.png"
+    arguments = ["demo", *TINY, "--target", "0.01", "--output", picture]
+    status, output, errors = _run(arguments, tmp_path)
+    assert (status, errors) == (0, "")
+    rows = _table(output)
+    assert list(rows) == ["FedAvg", "FedGBO", "SCAFFOLD"]
+    for accuracy, reached, up, down, seconds in rows.values():
+        assert 0.0 <= float(accuracy.removesuffix("%")) <= 100.0
+        assert reached == "4"  # the only evaluation, and the target is below chance
+        assert min(float(up), float(down), float(seconds)) > 0
+    # SCAFFOLD's control variates travel beside the model.
+    assert float(rows["SCAFFOLD"][2]) > float(rows["FedAvg"][2])
+    assert str(picture) in output
+    content = picture.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", content[16:24])
+    assert width > 800 and height > 400 and len(content) > 10_000
+
+
+def test_demo_without_matplotlib_says_what_is_missing(tmp_path):
+    """The table is printed all the same; the picture is not, and the reason is."""
+    command = f"import sys; sys.modules['matplotlib'] = None; {COMMAND}"
+    arguments = ["demo", *TINY, "--target", "1.1", "--output", "curves.png"]
+    status, output, errors = _run(arguments, tmp_path, command)
+    assert (status, errors) == (0, "")
+    assert list(_table(output)) == ["FedAvg", "FedGBO", "SCAFFOLD"]
+    assert "not reached" in output
+    assert "matplotlib is missing" in output
+    assert "pip install" in output
+    assert not (tmp_path / "curves.png").exists()
+
+
+# What is typed, and what the message must name.
+WRONG = [
+    ([], "COMMAND"),
+    (["train"], "train"),
+    (["demo", "--round-count", "3"], "--round-count"),
+    (["demo", "--rounds", "many"], "--rounds"),
+    (["demo", "--rounds", "0"], "rounds must be"),
+    (["demo", "--clients", "10", "--cohort-size", "11"], "cohort_size must"),
+    (["demo", "--clients", "0"], "clients"),
+    (["demo", "--clients", "100000"], "clients"),
+    (["demo", "--alpha", "-1"], "alpha"),
+    (["demo", "--alpha", "nan"], "alpha"),
+    (["demo", "--batch-size", "0"], "batch_size must be"),
+    (["demo", "--local-steps", "0"], "local_steps must be"),
+    (["demo", "--seed", "-1"], "seed"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"), WRONG, ids=[" ".join(typed) or "nothing" for typed, _ in WRONG]
+)
+def test_wrong_input_is_named_and_is_no_crash(arguments, named, tmp_path):
+    """Status 2, as for every wrong use of a command; the argument's name; no traceback."""
+    status, _, errors = _run(arguments, tmp_path)
+    assert status == 2
+    assert named in errors
+    assert "Traceback" not in errors
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is a signal on POSIX systems")
+def test_ctrl_c_ends_quietly(tmp_path):
+    """An interrupted run says so in one line, and its status is a shell's for SIGINT."""
+    process = _start(["demo", "--rounds", "1000000"], tmp_path)
+    watchdog = threading.Timer(300, process.kill)
+    watchdog.start()
+    try:
+        # Its first line is printed when the training is about to begin.
+        assert process.stdout.readline().startswith("Digits:")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    finally:
+        watchdog.cancel()
+        process.kill()
+    assert process.returncode == 130
+    assert errors == "fedjax-opt: interrupted\n"
