@@ -17,7 +17,7 @@ import optax
 from jax.tree_util import Partial
 
 from fedjax_opt.core import Algorithm, Variables, difference, move, no_client_state, trees
-from fedjax_opt.optimizers import local_form
+from fedjax_opt.optimizers.triple import local_form
 
 
 class Server(NamedTuple):

@@ -25,7 +25,7 @@ from fedjax_opt.core import (
     move,
     no_client_state,
 )
-from fedjax_opt.optimizers import local_form
+from fedjax_opt.optimizers.triple import local_form
 
 
 class ModelState(NamedTuple):

@@ -20,7 +20,7 @@ from jax.tree_util import Partial
 
 from fedjax_opt.algorithms.fedavg import Local, same_message, step
 from fedjax_opt.core import Algorithm, Variables, checks, difference, move, no_client_state
-from fedjax_opt.optimizers import local_form
+from fedjax_opt.optimizers.triple import local_form
 
 
 class Server(NamedTuple):

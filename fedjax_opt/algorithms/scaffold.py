@@ -23,7 +23,7 @@ from jax.tree_util import Partial
 
 from fedjax_opt.algorithms.fedavg import same_message
 from fedjax_opt.core import Algorithm, Uniform, Variables, checks, difference, move, trees
-from fedjax_opt.optimizers import local_form
+from fedjax_opt.optimizers.triple import local_form
 
 
 class Server(NamedTuple):

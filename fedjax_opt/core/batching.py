@@ -52,7 +52,7 @@ def _with_replacement(batch_size, full, examples, feed, key, step):
     del full
     offset, size = feed
     key = jax.random.fold_in(jax.random.fold_in(key, _ROWS), step)
-    rows = jax.random.randint(key, (batch_size,), 0, size)
+    rows = jax.random.randint(key, (batch_size,), 0, size, jnp.int32)
     return _gather(examples, offset + rows), None
 
 

@@ -66,7 +66,9 @@ class Checkpoints:
             args=self._ocp.args.Composite(
                 state=self._ocp.args.StandardSave(plain),
                 history=self._ocp.args.StandardSave({"format": np.int32(_FORMAT), **history}),
-                about=self._ocp.args.JsonSave({"format": _FORMAT, "leaves": _describe(plain)}),
+                about=self._ocp.args.JsonSave(
+                    {"format": _FORMAT, "leaves": _describe(plain, state)}
+                ),
             ),
         )
 
@@ -87,7 +89,7 @@ class Checkpoints:
         args = self._ocp.args
         try:
             found = self._manager.restore(step, args=args.Composite(about=args.JsonRestore()))
-            self._check(found["about"], _describe(plain), step)
+            self._check(found["about"], _describe(plain, state), step)
             abstract = jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), plain
             )
@@ -150,8 +152,8 @@ def _plain(state: FederatedState) -> dict[str, Any]:
     return {"key": jax.random.key_data(state.key), "rest": rest}
 
 
-def _describe(plain: dict[str, Any]) -> dict[str, str]:
-    return {
+def _describe(plain: dict[str, Any], state: FederatedState) -> dict[str, str]:
+    return {"num_clients": str(int(state.num_clients))} | {
         jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(plain)
     }

@@ -17,6 +17,16 @@ def is_traced(*values: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values))
 
 
+def as_array(name: str, value: Any) -> Any:
+    """Lists and plain numbers as NumPy arrays, arrays as they are, anything else refused."""
+    if isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        return value
+    array = np.asarray(value)
+    if not np.issubdtype(array.dtype, np.number):
+        raise ValueError(f"{name} must be a number or an array of numbers, got {value!r}.")
+    return array
+
+
 def number(
     name: str,
     value: Any,

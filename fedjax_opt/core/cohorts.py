@@ -23,6 +23,7 @@ class Sampler:
         every round. A slot that nobody fills is not present; its id means nothing.
       size: S, the size of the cohort.
       population: the number of clients that the sampler was made for; None if any will do.
+      least_population: the number of clients that it needs; None for no more than `size`.
 
     Example:
       >>> import fedjax_opt as fo
@@ -33,6 +34,7 @@ class Sampler:
     function: Any
     size: int = dataclasses.field(metadata={"static": True})
     population: int | None = dataclasses.field(default=None, metadata={"static": True})
+    least_population: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     def draw(self, key: jax.Array, round_number: Any, num_clients: Any) -> tuple[Any, Any]:
         """The ids of the cohort of a round `[S]`, and which of its slots are filled `[S]`."""
@@ -120,7 +122,7 @@ def dynamic_pool(size: int, pool_size: int, every: int) -> Sampler:
     size = checks.integer("size", size, low=1)
     pool_size = checks.integer("pool_size", pool_size, low=size)
     every = checks.integer("every", every, low=1)
-    return Sampler(Partial(_dynamic_pool, pool_size, every), size)
+    return Sampler(Partial(_dynamic_pool, pool_size, every), size, least_population=pool_size)
 
 
 def available(size: int, availability: Any) -> Sampler:
@@ -164,7 +166,8 @@ def _cyclic(size, key, round_number, num_clients):
     # turn * size mod N, bit by bit: the product itself may not fit into 32 bits.
     first = jnp.zeros((), jnp.uint32)
     for bit in f"{size:b}":
-        first = (2 * first + jnp.uint32(int(bit)) * turn) % num_clients
+        first = (2 * first) % num_clients
+        first = (first + jnp.uint32(int(bit)) * turn) % num_clients
     ids = (first + jnp.arange(size, dtype=jnp.uint32)) % num_clients
     return ids.astype(jnp.int32), _all_filled(size)
 
@@ -183,13 +186,17 @@ def _dynamic_pool(pool_size, every, size, key, round_number, num_clients):
 
 
 def _available(availability, size, key, round_number, num_clients):
-    del num_clients
     if callable(availability):
-        chance = availability(round_number)
+        chance = jnp.asarray(availability(round_number))
+        if not checks.is_traced(num_clients) and chance.shape != (int(num_clients),):
+            raise ValueError(
+                f"availability must return one value per client, [{int(num_clients)}], got shape"
+                f" {chance.shape}."
+            )
     else:
         chance = availability[round_number % availability.shape[0]]
     reachable_key, choice_key = jax.random.split(jax.random.fold_in(key, round_number))
-    reachable = jax.random.bernoulli(reachable_key, jnp.asarray(chance))
+    reachable = jax.random.bernoulli(reachable_key, chance)
     return _top(size, jnp.where(reachable, 0.0, -jnp.inf), choice_key)
 
 

@@ -91,6 +91,11 @@ class Log:
             {name: values[i] for name, values in rows.items()} for i in range(count)
         ]
 
+    @property
+    def seconds(self) -> float:
+        """When the last evaluation was, in seconds since the run began."""
+        return float(self._evaluations[-1]["seconds"]) if self._evaluations else 0.0
+
     def describe_failure(self) -> str:
         """Names the round, the client and the local step at which a number stopped being one."""
         info = self._failure or {}

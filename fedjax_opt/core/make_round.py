@@ -117,14 +117,26 @@ def _compiled(algorithm, model, strategy, state, cohort, feed, weights, num_step
 def _draw(shared, feed, key, step):
     del shared, key
     batches, mask, *_ = feed
-    return jax.tree.map(lambda x: x[step], (batches, mask))
+    return _without_masked_rows(*jax.tree.map(lambda x: x[step], (batches, mask)))
+
+
+def _without_masked_rows(batch, mask):
+    """Rows that do not count repeat one that does: whatever they held, no loss ever sees it."""
+    if mask is None:
+        return batch, mask
+    rows = jnp.where(mask, jnp.arange(mask.shape[0]), jnp.argmax(mask))
+    return jax.tree.map(lambda x: x[rows], batch), mask
 
 
 def _full(shared, feed):
     del shared
     _, _, batches, mask = feed
     num_chunks = jax.tree.leaves(batches)[0].shape[0]
-    return (lambda chunk: jax.tree.map(lambda x: x[chunk], (batches, mask))), num_chunks
+
+    def chunk_of(chunk):
+        return _without_masked_rows(*jax.tree.map(lambda x: x[chunk], (batches, mask)))
+
+    return chunk_of, num_chunks
 
 
 def _extra(shared, feed, key):
@@ -142,17 +154,16 @@ def _check(algorithm, state, cohort, feed, weights, num_steps):
             f"batches must hold at least one step and one row, got [K={steps}, B={rows}]."
         )
     if mask is not None:
-        checks.leading_axes("mask", mask, (size, steps, rows), "SKB")
-        mask = jnp.asarray(mask, bool)
+        mask = _check_mask("mask", mask, (size, steps, rows))
     if algorithm.probe is not None:
         if probe_batches is None:
             raise ValueError(
                 "probe_batches must be given: this algorithm asks each client for a gradient at the"
                 " broadcast model before local work begins."
             )
-        checks.leading_axes("probe_batches", probe_batches, (size, None, None), "SPB")
+        axes = checks.leading_axes("probe_batches", probe_batches, (size, None, None), "SPB")
         if probe_mask is not None:
-            probe_mask = jnp.asarray(probe_mask, bool)
+            probe_mask = _check_mask("probe_mask", probe_mask, axes)
     weights = check_weights(weights, size)
     if num_steps is not None:
         num_steps = check_num_steps(num_steps, size, steps)
@@ -160,9 +171,18 @@ def _check(algorithm, state, cohort, feed, weights, num_steps):
     return cohort, parts, weights, num_steps
 
 
+def _check_mask(name: str, mask: Any, shape: tuple[int, ...]) -> jax.Array:
+    if jnp.shape(mask) != shape:
+        raise ValueError(
+            f"{name} must have one entry per row of the batches, {list(shape)}, got shape"
+            f" {list(jnp.shape(mask))}."
+        )
+    return jnp.asarray(mask, bool)
+
+
 def check_cohort(state: FederatedState, cohort: Any) -> jax.Array:
     """Client ids as int32 `[S]`: in the population, and no id twice where clients keep state."""
-    cohort = np.asarray(cohort) if isinstance(cohort, (list, tuple, range)) else cohort
+    cohort = checks.as_array("cohort", cohort)
     if jnp.ndim(cohort) != 1 or jnp.size(cohort) == 0:
         raise ValueError(f"cohort must be a list of client ids [S], got shape {jnp.shape(cohort)}.")
     if not jnp.issubdtype(jnp.result_type(cohort), jnp.integer):
@@ -192,7 +212,7 @@ def check_weights(weights: Any, size: int) -> jax.Array | None:
     """Aggregation weights `[S]`: finite, not negative, not all zero."""
     if weights is None:
         return None
-    weights = np.asarray(weights) if isinstance(weights, (list, tuple)) else weights
+    weights = checks.as_array("weights", weights)
     if jnp.shape(weights) != (size,):
         raise ValueError(
             f"weights must have one entry per client, [{size}], got shape {jnp.shape(weights)}."
@@ -208,7 +228,7 @@ def check_weights(weights: Any, size: int) -> jax.Array | None:
 
 def check_num_steps(num_steps: Any, size: int, steps: int) -> jax.Array:
     """Local steps, an int or `[S]`, between 1 and the K that the batches hold."""
-    num_steps = np.asarray(num_steps) if isinstance(num_steps, (list, tuple)) else num_steps
+    num_steps = checks.as_array("num_steps", num_steps)
     if jnp.shape(num_steps) not in ((), (size,)):
         raise ValueError(
             f"num_steps must be an int or have one entry per client, [{size}], got shape"

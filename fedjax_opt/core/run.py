@@ -139,7 +139,7 @@ def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[Fede
     """Draws the cohort, its minibatches and its numbers of steps, and plays the round."""
     data, sizes = traced.data, jnp.asarray(traced.data.sizes)
     cohort_key = jax.random.fold_in(state.key, _COHORTS)
-    cohort, present = traced.sampler.draw(cohort_key, state.round, state.num_clients)
+    cohort, present = traced.sampler.draw(cohort_key, state.round, sizes.shape[0])
     cohort = jnp.where(present, cohort, 0)
     steps = _local_steps(traced, fixed, state.round, cohort, sizes)
     weights = sizes[cohort] if fixed.weighting == "samples" else jnp.ones(cohort.shape)
@@ -165,6 +165,11 @@ def _local_steps(traced, fixed, round_number, cohort, sizes):
     value = traced.local_steps
     value = value(round_number) if callable(value) else value
     value = jnp.asarray(value, jnp.int32)
+    if value.shape not in ((), sizes.shape):
+        raise ValueError(
+            f"local_steps must be one number or one per client, {list(sizes.shape)}, in every round,"
+            f" got shape {value.shape}."
+        )
     value = value if value.ndim == 0 else value[cohort]
     if fixed.epochs:
         value = value * batches.steps_per_epoch(sizes[cohort], fixed.batch_size)
@@ -237,11 +242,17 @@ def _check_sampler(cohort_size, sampler, num_clients) -> Sampler:
         )
     if sampler is None:
         sampler = cohorts.uniform(checks.integer("cohort_size", cohort_size, low=1))
-    if sampler.size > num_clients:
-        raise ValueError(
-            f"cohort_size must not be larger than the population of {num_clients} clients, got"
-            f" {sampler.size}."
-        )
+    if not isinstance(sampler, Sampler):
+        raise ValueError(f"sampler must be a Sampler of fedjax_opt.cohorts, got {sampler!r}.")
+    for name, needed in (
+        ("cohort_size", sampler.size),
+        ("sampler's pool_size", sampler.least_population or 0),
+    ):
+        if needed > num_clients:
+            raise ValueError(
+                f"{name} must not be larger than the population of {num_clients} clients, got"
+                f" {needed}."
+            )
     if sampler.population not in (None, num_clients):
         raise ValueError(
             f"sampler was made for {sampler.population} clients, but data holds {num_clients}."
@@ -254,6 +265,7 @@ def _check_steps(name: str, steps: Any, num_clients: int) -> Any:
         return steps if isinstance(steps, Partial) else Partial(steps)
     if isinstance(steps, (int, np.integer)) and not isinstance(steps, bool):
         return checks.integer(name, steps, low=1)
+    steps = checks.as_array(name, steps)
     if jnp.shape(steps) not in ((), (num_clients,)):
         raise ValueError(
             f"{name} must be a whole number, one per client [{num_clients}] or a function of the"

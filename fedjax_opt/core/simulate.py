@@ -129,6 +129,7 @@ def simulate(
       (50,)
     """
     rounds = checks.integer("rounds", rounds, low=1)
+    checks.integer("batch_size", batch_size, low=1)
     chunk = checks.integer("evaluate_every", evaluate_every, low=1)
     checks.choice("on_nonfinite", on_nonfinite, ("raise", "stop"))
     start = _first_state(algorithm, model, data, batch_size, seed) if state is None else state
@@ -142,13 +143,15 @@ def simulate(
     )  # fmt: skip
     fixed = settle_strategy(traced, fixed, start)
     log = Log()
+    elapsed = 0.0
     if checkpoints is not None and checkpoints.latest_round is not None:
         start, history = checkpoints.restore(start)
         log.resume(history)
+        elapsed = log.seconds
     # The state is copied, since its buffers are given up to the program: the caller keeps theirs.
     traced, current = place((traced, jax.tree.map(jnp.copy, start)), fixed.strategy)
     callbacks = tuple(callbacks)
-    started = time.perf_counter()
+    started = time.perf_counter() - elapsed
     stopped = f"{rounds} rounds done"
     done = int(start.round)
     with tqdm(

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_opt.core import checks
 from fedjax_opt.core.algorithm import Algorithm, get_variables
@@ -90,6 +91,14 @@ def init_state(
             lambda leaf: jnp.broadcast_to(leaf, (num_clients, *jnp.shape(leaf))), one_client
         ),
         round=jnp.zeros((), jnp.int32),
-        key=jax.random.key(key) if isinstance(key, int) else key,
+        key=_as_key(key),
         num_clients=jnp.asarray(num_clients, jnp.int32),
     )
+
+
+def _as_key(key):
+    if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
+        return jax.random.key(int(key))
+    if not isinstance(key, jax.Array):
+        raise ValueError(f"key must be a key of jax.random or a whole number, got {key!r}.")
+    return key

@@ -65,6 +65,6 @@ def _init(key: Any, batch: Any) -> Variables:
 
 def _loss(variables, batch, key):
     del key
-    away = variables.params["x"] - batch["b"]
+    away = variables.params["x"][None] - batch["b"]
     losses = jnp.einsum("ni,nij,nj->n", away, batch["A"], away) / 2
     return jnp.mean(losses), Aux(losses=losses)

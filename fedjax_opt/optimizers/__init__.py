@@ -15,5 +15,4 @@ from fedjax_opt.optimizers.sgdm import SgdmStats as SgdmStats
 from fedjax_opt.optimizers.sgdm import sgdm as sgdm
 from fedjax_opt.optimizers.triple import Triple as Triple
 from fedjax_opt.optimizers.triple import affine as affine
-from fedjax_opt.optimizers.triple import local_form as local_form
 from fedjax_opt.optimizers.triple import moving as moving

@@ -15,7 +15,7 @@ import optax
 from jax.tree_util import Partial
 
 from fedjax_opt.core import Algorithm, get_variables, set_variables, trees
-from fedjax_opt.optimizers import local_form
+from fedjax_opt.optimizers.triple import local_form
 
 
 class Server(NamedTuple):

@@ -1,0 +1,154 @@
+"""Ways to execute the client axis: the same numbers from all, and the right choice among them."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import fedjax_opt as fo
+from fedjax_opt.core import strategies
+from tests.core import problems
+
+SCAFFOLD = fo.scaffold(fo.optimizers.sgd(0.1), option=1)
+DATA = problems.ragged([5, 8, 3, 12, 7, 4, 9])
+
+
+def mesh(count):
+    return Mesh(np.array(jax.devices()[:count]), ("clients",))
+
+
+def run(strategy):
+    """Three rounds of SCAFFOLD with a full-batch probe, five of seven clients in each."""
+    return fo.run_rounds(
+        SCAFFOLD, problems.MODEL, DATA, problems.start(SCAFFOLD, 7), 3, cohort_size=5,
+        batch_size=4, local_epochs=2, strategy=strategy,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return run("scan")
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "vmap",
+        fo.Strategy("chunked", size=1),
+        fo.Strategy("chunked", size=2),
+        fo.Strategy("chunked", size=5),
+        fo.Strategy("chunked", size=50),
+        fo.Strategy("sharded", mesh=mesh(4)),
+        fo.Strategy("sharded", mesh=mesh(3)),
+        fo.Strategy("sharded", mesh=mesh(1)),
+        fo.Strategy("sharded", mesh=mesh(2), inner="vmap"),
+        "auto",
+    ],
+    ids=str,
+)
+def test_all_strategies_agree(strategy, reference):
+    found = run(strategy)
+    problems.assert_identical(found.history.cohort, reference.history.cohort)
+    problems.assert_identical(found.history.num_steps, reference.history.num_steps)
+    problems.assert_close(found.history, reference.history)
+    problems.assert_close(found.state, reference.state)
+
+
+def test_auto_spreads_over_cpu_devices():
+    chosen = strategies.resolve("auto")
+    assert chosen.name == "sharded" and chosen.inner == "scan"
+    assert chosen.mesh.size == jax.local_device_count() == 4
+
+
+def test_auto_on_one_cpu_device_is_scan(monkeypatch):
+    monkeypatch.setattr(jax, "local_device_count", lambda: 1)
+    assert strategies.resolve("auto") == fo.Strategy("scan")
+
+
+def test_auto_on_an_accelerator_waits_for_the_shapes(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert strategies.resolve("auto").name == "auto"
+
+
+def test_candidates_go_from_the_fastest_to_the_smallest():
+    options = strategies.candidates(cohort_size=10, num_devices=1)
+    assert [option.name for option in options] == ["vmap", "chunked", "chunked", "scan"]
+    assert [option.size for option in options[1:3]] == [5, 2]
+    assert [option.name for option in strategies.candidates(1, 1)] == ["vmap", "scan"]
+    several = strategies.candidates(cohort_size=10, num_devices=4)
+    assert [(option.name, option.inner) for option in several] == [
+        ("sharded", "vmap"),
+        ("sharded", "scan"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("available", "name", "size"),
+    [
+        (float("inf"), "vmap", None),
+        (1250, "vmap", None),  # 1000 bytes are just within four fifths of it
+        (1249, "chunked", 5),
+        (500, "chunked", 2),
+        (249, "scan", None),
+        (0, "scan", None),
+    ],
+)
+def test_the_first_strategy_that_fits_is_taken(available, name, size):
+    per_client = 100
+    asked = []
+
+    def temporary_bytes(option):
+        asked.append(option.name)
+        return per_client * {"vmap": 10, "scan": 1}.get(option.name, option.size)
+
+    chosen = strategies.fit_memory(strategies.candidates(10, 1), temporary_bytes, available)
+    assert chosen.name == name
+    assert size is None or chosen.size == size
+    assert "scan" not in asked, "the last resort need not be compiled to be chosen"
+
+
+def test_settle_asks_the_compiled_program(monkeypatch):
+    """An accelerator of 1000 free bytes, and programs that need 300 bytes per client at once."""
+
+    class Device:
+        def memory_stats(self):
+            return {"bytes_limit": 3000, "bytes_in_use": 2000}
+
+    class Program:
+        def __init__(self, option):
+            self.temp_size_in_bytes = 300 * {"vmap": 8, "scan": 1}.get(option.name, option.size)
+
+        def compile(self):
+            return self
+
+        def memory_analysis(self):
+            return self
+
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
+    monkeypatch.setattr(jax, "local_device_count", lambda: 1)
+    chosen = strategies.settle(fo.Strategy("auto"), 8, Program)
+    assert (chosen.name, chosen.size) == ("chunked", 2)
+    assert strategies.settle(fo.Strategy("vmap"), 8, None) == fo.Strategy("vmap")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ("fast", "strategy must be one of 'auto', .*'sharded', got 'fast'"),
+        (3, "strategy must be a name or a Strategy, got 3"),
+        (fo.Strategy("fast"), "strategy.name must be one of .* got 'fast'"),
+        (fo.Strategy("sharded", inner="chunked"), "strategy.inner must be one of 'scan', 'vmap'"),
+        (fo.Strategy("chunked", size=0), "strategy.size must be .*at least 1, got 0"),
+        (
+            fo.Strategy("sharded", mesh=Mesh(np.array(jax.devices()), ("batch",))),
+            r"strategy.mesh must have the one axis 'clients', got \('batch',\)",
+        ),
+        (
+            fo.Strategy("sharded", mesh=Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))),
+            r"strategy.mesh must have the one axis 'clients', got \('a', 'b'\)",
+        ),
+    ],
+)
+def test_wrong_strategies_are_refused(strategy, message):
+    with pytest.raises(ValueError, match=message):
+        fo.make_round(SCAFFOLD, problems.MODEL, strategy)
