@@ -69,7 +69,7 @@ def fedavgm(
       Hsu, Qi, Brown. Measuring the effects of non-identical data distribution for federated visual
       classification. 2019.
     """
-    checks.number("momentum", momentum, low=0.0, high=1.0, open_high=True)
+    momentum = checks.number("momentum", momentum, low=0.0, high=1.0, open_high=True)
     rate = rates.check(server_learning_rate, "server_learning_rate")
     # The triple's momentum is normalised, m (1 - beta); a step longer by 1 / (1 - beta) undoes it.
     longer = Partial(_longer, rate, momentum) if callable(rate) else rate / (1 - momentum)

@@ -48,7 +48,8 @@ def fedavg(optimizer: optax.GradientTransformation, server_learning_rate: Any = 
 
     Args:
       optimizer: the clients' optimiser, a triple or any optax transformation. Its statistics move in
-        every local step and start afresh in every round.
+        every local step and start afresh in every round. To put clipping or weight decay before a triple
+        use `fedjax_opt.optimizers.chain`: `optax.chain` would leave its statistics frozen.
       server_learning_rate: eta_s, not negative.
 
     Returns:
@@ -61,7 +62,7 @@ def fedavg(optimizer: optax.GradientTransformation, server_learning_rate: Any = 
     Reference:
       McMahan et al. Communication-efficient learning of deep networks from decentralized data. 2017.
     """
-    checks.number("server_learning_rate", server_learning_rate, low=0.0)
+    server_learning_rate = checks.number("server_learning_rate", server_learning_rate, low=0.0)
     optimizer = local_form(optimizer)
     return Algorithm(
         init=ModelState,

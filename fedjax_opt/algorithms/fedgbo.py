@@ -68,7 +68,7 @@ def fedgbo(optimizer: Triple, server_learning_rate: Any = 1.0) -> Algorithm:
       Mills et al. Accelerating federated learning with a global biased optimiser. 2022.
     """
     check_triple(optimizer)
-    checks.number("server_learning_rate", server_learning_rate, low=0.0)
+    server_learning_rate = checks.number("server_learning_rate", server_learning_rate, low=0.0)
     return Algorithm(
         init=Partial(init_with_statistics, optimizer),
         init_client=no_client_state,

@@ -19,12 +19,21 @@ import optax
 from jax.tree_util import Partial
 
 from fedjax_opt.algorithms.fedavg import Local, same_message, step
-from fedjax_opt.core import Algorithm, Variables, checks, difference, move, no_client_state
+from fedjax_opt.core import (
+    Algorithm,
+    Variables,
+    checks,
+    difference,
+    move,
+    move_state,
+    no_client_state,
+    state_difference,
+)
 from fedjax_opt.optimizers.triple import local_form
 
 
 class Server(NamedTuple):
-    """The model and the optimiser's statistics, both averages of the clients'."""
+    """The model and the optimiser's statistics, both averages of the clients'; also their change."""
 
     variables: Variables
     optimizer: Any
@@ -49,7 +58,7 @@ def mfl(optimizer: optax.GradientTransformation, server_learning_rate: Any = 1.0
     Reference:
       Liu et al. Accelerating federated learning via momentum gradient descent. IEEE TPDS 2020.
     """
-    checks.number("server_learning_rate", server_learning_rate, low=0.0)
+    server_learning_rate = checks.number("server_learning_rate", server_learning_rate, low=0.0)
     optimizer = local_form(optimizer)
     return Algorithm(
         init=Partial(init_with_statistics, optimizer),
@@ -74,17 +83,16 @@ def start_with_statistics(message, client):
 
 
 def _finish(local, context):
-    # The statistics ride along as non-trainable state: averaged whole, counters rounded.
-    after = Variables(local.variables.params, (local.variables.state, local.optimizer))
-    return difference(after, _as_variables(context.message)), ()
-
-
-def _as_variables(server):
-    return Variables(server.variables.params, (server.variables.state, server.optimizer))
+    message = context.message
+    return Server(
+        difference(local.variables, message.variables),
+        state_difference(local.optimizer, message.optimizer),
+    ), ()
 
 
 def _server_step(server_learning_rate, server, aggregate, facts):
     del facts
-    moved = move(_as_variables(server), aggregate, server_learning_rate)
-    state, optimizer_state = moved.state
-    return Server(Variables(moved.params, state), optimizer_state)
+    return Server(
+        move(server.variables, aggregate.variables, server_learning_rate),
+        move_state(server.optimizer, aggregate.optimizer),
+    )

@@ -64,7 +64,7 @@ def mimexlite(optimizer: Triple, server_learning_rate: Any = 1.0) -> Algorithm:
 
 def _mimelite(probe, optimizer, server_learning_rate):
     check_triple(optimizer)
-    checks.number("server_learning_rate", server_learning_rate, low=0.0)
+    server_learning_rate = checks.number("server_learning_rate", server_learning_rate, low=0.0)
     return Algorithm(
         init=Partial(init_with_statistics, optimizer),
         init_client=no_client_state,

@@ -78,7 +78,7 @@ def scaffold(
     """
     if option not in (1, 2):
         raise ValueError(f"option must be 1 or 2, got {option!r}.")
-    checks.number("server_learning_rate", server_learning_rate, low=0.0)
+    server_learning_rate = checks.number("server_learning_rate", server_learning_rate, low=0.0)
     optimizer = local_form(optimizer)
     return Algorithm(
         init=_init,

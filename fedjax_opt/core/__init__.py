@@ -4,13 +4,16 @@ from fedjax_opt.core import cohorts as cohorts
 from fedjax_opt.core.algorithm import Algorithm as Algorithm
 from fedjax_opt.core.algorithm import Context as Context
 from fedjax_opt.core.algorithm import Facts as Facts
+from fedjax_opt.core.algorithm import Kept as Kept
 from fedjax_opt.core.algorithm import ProbeData as ProbeData
 from fedjax_opt.core.algorithm import Uniform as Uniform
 from fedjax_opt.core.algorithm import difference as difference
 from fedjax_opt.core.algorithm import get_variables as get_variables
 from fedjax_opt.core.algorithm import move as move
+from fedjax_opt.core.algorithm import move_state as move_state
 from fedjax_opt.core.algorithm import no_client_state as no_client_state
 from fedjax_opt.core.algorithm import set_variables as set_variables
+from fedjax_opt.core.algorithm import state_difference as state_difference
 from fedjax_opt.core.callbacks import Event as Event
 from fedjax_opt.core.callbacks import early_stopping as early_stopping
 from fedjax_opt.core.callbacks import stop_at as stop_at

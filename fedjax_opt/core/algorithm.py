@@ -74,6 +74,13 @@ class Uniform(NamedTuple):
     value: Any
 
 
+class Kept(NamedTuple):
+    """A report of which only `shared` is sent and averaged; `own` stays with the client."""
+
+    shared: Any
+    own: Any
+
+
 class ProbeData(NamedTuple):
     """What a probe may ask about a client's data.
 
@@ -180,32 +187,37 @@ def set_variables(state: Any, variables: Variables) -> Any:
 
 def difference(new: Variables, old: Variables) -> Variables:
     """new - old, in floating point also for counters, so that it can be averaged."""
+    return Variables(trees.subtract(new.params, old.params), state_difference(new.state, old.state))
+
+
+def state_difference(new: Any, old: Any) -> Any:
+    """new - old for what is not trained: statistics, and counters in floating point."""
 
     def minus(a, b):
         if jnp.issubdtype(a.dtype, jnp.floating):
             return a - b
         return a.astype(jnp.result_type(float)) - b.astype(jnp.result_type(float))
 
-    return Variables(
-        trees.subtract(new.params, old.params), jax.tree.map(minus, new.state, old.state)
-    )
+    return jax.tree.map(minus, new, old)
 
 
 def move(variables: Variables, delta: Variables, learning_rate: Any = 1.0) -> Variables:
-    """variables + learning_rate * delta; the step size is for parameters, state moves all the way.
+    """variables + learning_rate * delta; the step size is for parameters, state moves all the way."""
+    return Variables(
+        trees.add_scaled(variables.params, learning_rate, delta.params),
+        move_state(variables.state, delta.state),
+    )
 
-    State that is not floating point (a counter, a flag) is rounded to the nearest value it can hold.
-    """
+
+def move_state(state: Any, delta: Any) -> Any:
+    """state + delta; a counter or a flag is rounded to the nearest value that it can hold."""
 
     def plus(leaf, change):
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf + change.astype(leaf.dtype)
         return jnp.round(leaf.astype(change.dtype) + change).astype(leaf.dtype)
 
-    return Variables(
-        trees.add_scaled(variables.params, learning_rate, delta.params),
-        jax.tree.map(plus, variables.state, delta.state),
-    )
+    return jax.tree.map(plus, state, delta)
 
 
 def no_client_state(variables: Variables) -> tuple:

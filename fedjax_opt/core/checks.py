@@ -36,7 +36,10 @@ def number(
     open_low: bool = False,
     open_high: bool = False,
 ) -> Any:
-    """Returns `value` after checking that every known entry lies in the interval."""
+    """Returns `value` after checking that every known entry lies in the interval.
+
+    A Python int comes back as a float: 1 and 1.0 should not be compiled twice.
+    """
     if callable(value) or is_traced(value):
         return value
     array = np.asarray(value)
@@ -48,7 +51,7 @@ def number(
     if np.any(below | above | np.isnan(array)):
         interval = f"{'(' if open_low else '['}{low}, {high}{')' if open_high else ']'}"
         raise ValueError(f"{name} must lie in {interval}, got {value!r}.")
-    return value
+    return float(value) if isinstance(value, int) else value
 
 
 def integer(name: str, value: Any, *, low: int) -> int:

@@ -81,6 +81,8 @@ def make_round(
         probe_batches: Any = None,
         probe_mask: Any = None,
     ) -> tuple[FederatedState, Info]:
+        if strategy.mesh is not None and not checks.is_traced(state):
+            state = strategies.place(state, strategy)  # else its return would compile once more
         feed = (batches, mask, probe_batches, probe_mask)
         inputs = _check(algorithm, state, cohort, feed, weights, num_steps)
 

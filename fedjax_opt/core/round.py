@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt.core import local, strategies, trees
-from fedjax_opt.core.algorithm import Algorithm, Context, Facts, ProbeData, Uniform, get_variables
+from fedjax_opt.core.algorithm import (
+    Algorithm,
+    Context,
+    Facts,
+    Kept,
+    ProbeData,
+    Uniform,
+    get_variables,
+)
 from fedjax_opt.core.model import Model, Objective
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.core.strategies import Strategy
@@ -116,7 +124,8 @@ def federated_round(
             )
             assert algorithm.probe is not None  # as above: this is the same algorithm, traced
             own = algorithm.probe(message, client.state, probe_data)
-            return _weighted(own, client), own
+            sent = own.shared if isinstance(own, Kept) else own
+            return _weighted(sent, client), own
 
         report, own_reports = strategies.map_reduce(strategy, probe, shared, clients, _pad)
         report = _finish_mean(report, count)

@@ -69,7 +69,8 @@ def resolve(strategy: str | Strategy) -> Strategy:
             raise ValueError(
                 f"strategy.mesh must have the one axis {AXIS!r}, got {mesh.axis_names}."
             )
-        strategy = strategy._replace(mesh=mesh)
+        # Rebuilt, since a mesh may come with axes of another type than shard_map expects.
+        strategy = strategy._replace(mesh=Mesh(mesh.devices, mesh.axis_names))
     return strategy
 
 

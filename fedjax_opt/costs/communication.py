@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from fedjax_opt.core import Algorithm, Aux, Context, Model, Objective, ProbeData, Variables
+from fedjax_opt.core import Algorithm, Aux, Context, Kept, Model, Objective, ProbeData, Variables
 
 
 class Cost(NamedTuple):
@@ -54,7 +54,9 @@ def of(algorithm: Algorithm, variables: Any) -> Cost:
         any_data = ProbeData(_gradient, _gradient)
         probe = algorithm.probe
         report = jax.eval_shape(lambda m, c: probe(m, c, any_data), message, client)
-    upload, reads_report = _client_work(algorithm, message, client, report)
+    own_report = report
+    report = report.shared if isinstance(report, Kept) else report
+    upload, reads_report = _client_work(algorithm, message, client, report, own_report)
     return Cost(
         bytes_down=_size(message) + (_size(report) if reads_report else 0),
         bytes_up=_size(report) + _size(upload),
@@ -74,7 +76,7 @@ def _loss(variables, batch, key):
     return jnp.asarray(sum(jnp.sum(leaf) for leaf in jax.tree.leaves(variables.params))), Aux()
 
 
-def _client_work(algorithm, message, client, report):
+def _client_work(algorithm, message, client, report, own_report):
     objective = Objective(Model(init=lambda key, batch: Variables(()), loss=_loss))
     whole = jax.ShapeDtypeStruct((), jnp.int32)
     fraction = jax.ShapeDtypeStruct((), jnp.result_type(float))
@@ -85,7 +87,7 @@ def _client_work(algorithm, message, client, report):
         local, _ = algorithm.step(local, objective, None, context)
         return algorithm.finish(local, context)
 
-    arguments = (message, client, report, report, whole, fraction)
+    arguments = (message, client, report, own_report, whole, fraction)
     closed, (upload, _) = jax.make_jaxpr(work, return_shape=True)(*arguments)
     before = len(jax.tree.leaves((message, client)))
     of_report = set(closed.jaxpr.invars[before : before + len(jax.tree.leaves(report))])

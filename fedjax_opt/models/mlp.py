@@ -33,18 +33,21 @@ def mlp(hidden: Sequence[int], num_classes: int) -> Model:
 
     def init(key, batch):
         params, fan_in = {}, batch["x"].shape[-1]
+        dtype = jnp.result_type(batch["x"])
+        dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.result_type(float)
         for i, width in enumerate(widths):
             bound = ((1 if i == len(widths) - 1 else 6) / fan_in) ** 0.5
             key, layer_key = jax.random.split(key)
-            weights = jax.random.uniform(layer_key, (fan_in, width), minval=-bound, maxval=bound)
-            params[f"layer_{i}"] = {"w": weights, "b": jnp.zeros(width)}
+            shape = (fan_in, width)
+            weights = jax.random.uniform(layer_key, shape, dtype, minval=-bound, maxval=bound)
+            params[f"layer_{i}"] = {"w": weights, "b": jnp.zeros(width, dtype)}
             fan_in = width
         return params
 
     def apply(params, x):
         for i in range(len(widths)):
             layer = params[f"layer_{i}"]
-            x = x @ layer["w"] + layer["b"]
+            x = x @ layer["w"] + layer["b"][None]
             x = jax.nn.relu(x) if i < len(widths) - 1 else x
         return x
 

@@ -58,8 +58,8 @@ def adam(
       >>> opt.track(jnp.ones(2), opt.init(jnp.zeros(2))).v.tolist()
       [1.0, 1.0]
     """
-    checks.number("b1", b1, low=0.0, high=1.0, open_high=True)
-    checks.number("b2", b2, low=0.0, high=1.0, open_high=True)
+    b1 = checks.number("b1", b1, low=0.0, high=1.0, open_high=True)
+    b2 = checks.number("b2", b2, low=0.0, high=1.0, open_high=True)
     return _triple(_decayed, learning_rate, b1, b2, eps, initial_v)
 
 
@@ -85,8 +85,8 @@ def yogi(
       >>> opt.track(jnp.full(1, 2.0), opt.init(jnp.zeros(1))).v.tolist()
       [3.0]
     """
-    checks.number("b1", b1, low=0.0, high=1.0, open_high=True)
-    checks.number("b2", b2, low=0.0, high=1.0, open_high=True)
+    b1 = checks.number("b1", b1, low=0.0, high=1.0, open_high=True)
+    b2 = checks.number("b2", b2, low=0.0, high=1.0, open_high=True)
     return _triple(_yogi, learning_rate, b1, b2, eps, initial_v)
 
 
@@ -109,7 +109,7 @@ def rmsprop(learning_rate: Any, beta: Any = 0.9, eps: Any = 1e-3, initial_v: Any
       >>> opt.track(jnp.full(1, 3.0), opt.init(jnp.zeros(1))).v.tolist()
       [5.0]
     """
-    checks.number("beta", beta, low=0.0, high=1.0, open_high=True)
+    beta = checks.number("beta", beta, low=0.0, high=1.0, open_high=True)
     return _triple(_decayed, learning_rate, None, beta, eps, initial_v)
 
 
@@ -148,8 +148,8 @@ def _summed(_, g, v):
 
 def _triple(second_moment, learning_rate, b1, b2, eps, initial_v):
     rate = rates.check(learning_rate)
-    checks.number("eps", eps, low=0.0, open_low=True)
-    checks.number("initial_v", initial_v, low=0.0)
+    eps = checks.number("eps", eps, low=0.0, open_low=True)
+    initial_v = checks.number("initial_v", initial_v, low=0.0)
     second_moment = Partial(second_moment)
     return Triple(
         init=Partial(_init, rate, b1, initial_v),

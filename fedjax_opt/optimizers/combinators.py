@@ -44,6 +44,11 @@ def chain(*transformations: optax.GradientTransformation) -> Triple:
     *before, triple = transformations or (None,)
     if not isinstance(triple, Triple):
         raise ValueError(f"The last argument of chain must be a Triple, got {triple!r}.")
+    for position, tx in enumerate(before):
+        if not isinstance(tx, optax.GradientTransformation):
+            raise ValueError(
+                f"Argument {position} of chain must be an optax.GradientTransformation, got {tx!r}."
+            )
     before = [as_pytree(tx) for tx in before]
     return Triple(
         init=Partial(_chain_init, before, triple.init),

@@ -42,7 +42,7 @@ def sgdm(learning_rate: Any, beta: Any = 0.9) -> Triple:
       -0.5
     """
     rate = rates.check(learning_rate)
-    checks.number("beta", beta, low=0.0, high=1.0, open_high=True)
+    beta = checks.number("beta", beta, low=0.0, high=1.0, open_high=True)
     return Triple(
         init=Partial(_init, rate),
         update=Partial(_update, rate, beta),

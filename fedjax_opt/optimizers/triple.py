@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.tree_util import Partial
 
@@ -131,23 +132,18 @@ def _affine_init(init, update, params):
 
 
 def _check_affine(update, stats, params):
-    def at(value, bump=0.0):
-        # A bump in one entry must show in that entry alone; it also breaks any symmetry.
-        grads = jax.tree.map(
-            lambda p: (
-                jnp.full(p.shape, value, p.dtype).ravel().at[0].add(bump).reshape(p.shape)
-                if p.size
-                else p
-            ),
-            params,
-        )
-        return jax.tree.leaves(update(grads, stats))
-
-    for zero, one, two, bumped in zip(at(0.0), at(1.0), at(2.0), at(1.0, bump=1.0), strict=True):
-        tolerance = 1e-4 * (1e-6 + jnp.max(jnp.abs(two - zero), initial=0.0))
-        affine_here = jnp.all(jnp.abs(two - 2 * one + zero) <= tolerance)
-        elementwise = jnp.all(jnp.abs((bumped - one).ravel()[1:]) <= tolerance)
-        if not (affine_here and elementwise):
+    # Elementwise affine means U(r) = U(0) + (U(1) - U(0)) r for every r; one random r tells.
+    generator = np.random.default_rng(0)
+    random = jax.tree.map(
+        lambda p: jnp.asarray(generator.uniform(-3.0, 3.0, p.shape), p.dtype), params
+    )
+    at_zero = update(jax.tree.map(jnp.zeros_like, params), stats)
+    at_one = update(jax.tree.map(jnp.ones_like, params), stats)
+    parts = (update(random, stats), at_zero, at_one, random)
+    for found, zero, one, r in zip(*map(jax.tree.leaves, parts), strict=True):
+        slope = one - zero
+        tolerance = 100 * jnp.finfo(r.dtype).eps * (jnp.abs(zero) + 3 * jnp.abs(slope))
+        if not jnp.all(jnp.abs(found - (zero + slope * r)) <= tolerance):
             raise ValueError(
                 "update must be elementwise affine in the gradient for frozen statistics, so that"
                 " it can be inverted; this one is not. Use from_optax, which averages the gradients"

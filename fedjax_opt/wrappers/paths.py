@@ -23,7 +23,8 @@ def matcher(where: str | Sequence[str] | Callable[[str, Any], bool]) -> Callable
     """
     if callable(where):
         return where
-    patterns = (where,) if isinstance(where, str) else tuple(where)
+    patterns = (where,) if isinstance(where, str) else where
+    patterns = tuple(patterns) if isinstance(patterns, Sequence) else ()
     if not patterns or not all(isinstance(p, str) and p for p in patterns):
         raise ValueError(f"where must be a pattern, several, or a function, got {where!r}.")
     return _Matcher("|".join(f"(?:{_regex(pattern)})" for pattern in patterns))

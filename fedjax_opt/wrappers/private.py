@@ -25,6 +25,7 @@ from jax.tree_util import Partial
 from fedjax_opt.core import (
     Algorithm,
     Facts,
+    Kept,
     Uniform,
     Variables,
     get_variables,
@@ -80,7 +81,8 @@ def private(
 
     Returns:
       The algorithm, whose clients keep their patch between rounds. Clients that join late start from
-      the initial values.
+      the initial values. A schedule on the server counts, for private leaves, the rounds in which their
+      client took part.
 
     Example:
       MTFL with private batch-norm scales and biases, around FedAvg:
@@ -135,7 +137,17 @@ def _broadcast(algorithm, server):
 def _own_server(algorithm, message, client):
     """A server state of this client alone: right in its private leaves, which are all that is used."""
     variables = _fill(get_variables(message), get_variables(client.patch))
-    return _fill(client.patch, algorithm.init(variables)), variables
+    server = _fill(client.patch, algorithm.init(variables))
+    return _as_in_message(server, message), variables
+
+
+def _as_in_message(server, message):
+    """What the server sent stands above the client's copy: a schedule's count is the server's."""
+    if _structure(server) == _structure(message):
+        return _fill(message, server)
+    if hasattr(server, "inner"):
+        return server._replace(inner=_as_in_message(server.inner, message))
+    return server
 
 
 def _full_message(algorithm, chosen, message, client):
@@ -152,8 +164,9 @@ def _personal(algorithm, chosen, message, client):
 
 
 def _probe(algorithm, chosen, message, client, probe_data):
-    message = _full_message(algorithm, chosen, message, client)
-    return algorithm.probe(message, client.inner, probe_data)
+    full = _full_message(algorithm, chosen, message, client)
+    report = algorithm.probe(full, client.inner, probe_data)
+    return Kept(*_split(report, get_variables(full), chosen))
 
 
 def _start(algorithm, chosen, message, client):
@@ -162,7 +175,17 @@ def _start(algorithm, chosen, message, client):
 
 
 def _inside(context, local):
-    return context._replace(message=local.message, client=context.client.inner)
+    """The context as the wrapped algorithm knows it, with every hole filled by the client's own."""
+    report, own_report = context.report, context.own_report
+    if isinstance(own_report, Kept):
+        report = _fill(report, own_report.own)
+        own_report = _fill(own_report.shared, own_report.own)
+    return context._replace(
+        message=local.message,
+        client=context.client.inner,
+        report=report,
+        own_report=own_report,
+    )
 
 
 def _step(algorithm, local, objective, batch, context):
@@ -171,7 +194,8 @@ def _step(algorithm, local, objective, batch, context):
 
 
 def _finish(algorithm, chosen, local, context):
-    upload, inner_client = algorithm.finish(local.inner, _inside(context, local))
+    inside = _inside(context, local)
+    upload, inner_client = algorithm.finish(local.inner, inside)
     contribution = upload
     if algorithm.receive is not None:
         contribution = algorithm.receive(upload, context.num_steps)
@@ -182,7 +206,7 @@ def _finish(algorithm, chosen, local, context):
     )
     server, variables = _own_server(algorithm, context.message, context.client)
     steps = context.num_steps.astype(jnp.result_type(float))
-    facts = Facts(context.own_report, steps, jnp.ones_like(steps), context.round)
+    facts = Facts(inside.own_report, steps, jnp.ones_like(steps), context.round)
     stepped = algorithm.server_step(server, contribution, facts)
     _, patch = _split(stepped, variables, chosen)
     shared, _ = _split(upload, variables, chosen)
@@ -206,42 +230,32 @@ def _path(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
+def _structure(tree: Any) -> Any:
+    return jax.tree.structure(tree, is_leaf=_none)
+
+
 def _split(tree: Any, variables: Variables, chosen: Callable[[str, Any], bool]) -> tuple[Any, Any]:
-    """(shared, private) parts of any tree made of models and of trees shaped like the parameters."""
+    """(shared, own) parts of any tree made of models and of trees shaped like the parameters.
+
+    What is neither (a schedule's count) belongs to both: the server goes on with its own, and a
+    client's private leaves have theirs.
+    """
     mask = jax.tree_util.tree_map_with_path(lambda path, x: chosen(_path(path), x), variables)
     like_params = jax.tree.structure(variables.params)
 
     def is_part(node):
         return isinstance(node, Variables) or jax.tree.structure(node) == like_params
 
-    def mask_of(node):
-        if isinstance(node, Variables):
-            return _variables_mask(node, mask, like_params)
-        if jax.tree.structure(node) == like_params:
-            return mask.params
-        return jax.tree.map(lambda _: False, node)
+    def masked(keep_private: bool):
+        def part(node):
+            if isinstance(node, Variables):
+                own = mask
+            elif jax.tree.structure(node) == like_params:
+                own = mask.params
+            else:
+                return node
+            return jax.tree.map(lambda own, x: x if own == keep_private else None, own, node)
 
-    masks = jax.tree.map(mask_of, tree, is_leaf=is_part)
-    shared = jax.tree.map(lambda own, x: None if own else x, masks, tree)
-    own = jax.tree.map(lambda own, x: x if own else None, masks, tree)
-    return shared, own
+        return jax.tree.map(part, tree, is_leaf=is_part)
 
-
-def _variables_mask(node: Variables, mask: Variables, like_params: Any) -> Variables:
-    """A model's mask; statistics that ride along in its state are split as the parameters are."""
-    if jax.tree.structure(node.state) == jax.tree.structure(mask.state):
-        return mask
-
-    def is_part(part):
-        structure = jax.tree.structure(part)
-        return structure == like_params or structure == jax.tree.structure(mask.state)
-
-    def mask_of(part):
-        structure = jax.tree.structure(part)
-        if structure == like_params:
-            return mask.params
-        if structure == jax.tree.structure(mask.state):
-            return mask.state
-        return jax.tree.map(lambda _: False, part)
-
-    return Variables(mask.params, jax.tree.map(mask_of, node.state, is_leaf=is_part))
+    return masked(keep_private=False), masked(keep_private=True)

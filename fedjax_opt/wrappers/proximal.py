@@ -2,14 +2,14 @@
 
     loss  <-  loss + (mu / 2) ||y - x||^2,   so   g  <-  g + mu (y - x)
 
-with x the model that the server broadcast.
+with x the model at which the client starts.
 
 Reference:
   Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. Federated optimization in heterogeneous networks.
   MLSys 2020.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.tree_util import Partial
 
@@ -34,15 +34,34 @@ def proximal(algorithm: Algorithm, mu: Any) -> Algorithm:
     Reference:
       Li et al. Federated optimization in heterogeneous networks. MLSys 2020.
     """
-    checks.number("mu", mu, low=0.0)
-    return algorithm._replace(step=Partial(_step, algorithm.step, mu))
+    mu = checks.number("mu", mu, low=0.0)
+    return algorithm._replace(
+        start=Partial(_start, algorithm.start),
+        step=Partial(_step, algorithm.step, mu),
+        finish=Partial(_finish, algorithm.finish),
+    )
+
+
+class Local(NamedTuple):
+    """The wrapped algorithm's local state, and the parameters at which the client started."""
+
+    inner: Any
+    anchor: Any
+
+
+def _start(inner, message, client):
+    local = inner(message, client)
+    return Local(local, get_variables(local).params)
 
 
 def _step(inner, mu, local, objective, batch, context):
-    anchor = get_variables(context.message).params
-
     def penalty(variables, evaluation):
-        distance = trees.squared_norm(trees.subtract(variables.params, anchor))
+        distance = trees.squared_norm(trees.subtract(variables.params, local.anchor))
         return (mu * distance / 2).astype(evaluation.loss.dtype)
 
-    return inner(local, objective.with_penalty(penalty), batch, context)
+    inner_local, evaluation = inner(local.inner, objective.with_penalty(penalty), batch, context)
+    return Local(inner_local, local.anchor), evaluation
+
+
+def _finish(inner, local, context):
+    return inner(local.inner, context)

@@ -1,0 +1,231 @@
+"""Exact identities: the cases in which algorithms are one, wrappers by hand, and non-trainable state."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_opt as fo
+from fedjax_opt import optimizers as opt
+from tests.algorithms import helpers
+
+MODEL = helpers.MODELS["logreg"]
+NUM_CLIENTS, STEPS, LR = 5, 3, 0.3
+
+
+def _problem(seed=0, **keywords):
+    rng = np.random.default_rng(seed)
+    rounds = helpers.random_rounds(rng, num_clients=NUM_CLIENTS, steps=STEPS, **keywords)
+    return helpers.random_params(rng, "logreg"), rounds
+
+
+def _play(algorithm, params, rounds, model=MODEL):
+    states, _ = helpers.play(algorithm, model, params, rounds, num_clients=NUM_CLIENTS, steps=STEPS)
+    return states
+
+
+# FedAvg ---------------------------------------------------------------------------------------
+
+IS_FEDAVG = {
+    "fedprox, mu = 0": fo.fedprox(opt.sgd(LR), mu=0.0),
+    "proximal, mu = 0": fo.proximal(fo.mfl(opt.sgd(LR)), mu=0.0),
+    "fedgbo, sgd": fo.fedgbo(opt.sgd(LR)),
+    "fedgbo, sgdm, beta = 0": fo.fedgbo(opt.sgdm(LR, beta=0.0)),
+    "fedgbo, averaging sgd": fo.fedgbo(opt.from_optax(optax.sgd(LR))),
+    "mfl, sgd": fo.mfl(opt.sgd(LR)),
+    "mfl, sgdm, beta = 0": fo.mfl(opt.sgdm(LR, beta=0.0)),
+    "mimelite, sgd": fo.mimelite(opt.sgd(LR)),
+    "adaptive_fedopt, sgd(1)": fo.adaptive_fedopt(opt.sgd(LR), opt.sgd(1.0)),
+    "adaptive_fedopt, optax.sgd(1)": fo.adaptive_fedopt(opt.sgd(LR), optax.sgd(1.0)),
+    "fedavgm, momentum = 0": fo.fedavgm(opt.sgd(LR), momentum=0.0),
+    "fedavg, optax.sgd": fo.fedavg(optax.sgd(LR)),
+}
+
+
+@pytest.mark.parametrize("name", IS_FEDAVG)
+def test_is_fedavg(name):
+    """With unequal weights and steps."""
+    problem = _problem()
+    expected = _play(fo.fedavg(opt.sgd(LR)), *problem)
+    states = _play(IS_FEDAVG[name], *problem)
+    helpers.assert_close(states[-1].variables, expected[-1].variables, 1e-12)
+    assert helpers.distance(states[0].variables, states[-1].variables) > 1e-2
+
+
+def test_dsgd_with_one_step_is_fedavg():
+    """One gradient at the global model each; with more, it is FedAvg on the larger minibatch."""
+    params, rounds = _problem()
+    one = [{**rnd, "batches": [b[:1] for b in rnd["batches"]]} for rnd in rounds]
+    expected = _play(fo.fedavg(opt.sgd(LR)), params, one)
+    states = _play(fo.dsgd(opt.sgd(LR)), params, one)
+    helpers.assert_close(states[-1].variables, expected[-1].variables, 1e-12)
+    merged = [
+        {**rnd, "batches": [[tuple(map(np.concatenate, zip(*b, strict=True)))] for b in rnd["batches"]]}
+        for rnd in _equal_steps(rounds)
+    ]  # fmt: skip
+    expected = _play(fo.fedavg(opt.sgd(LR)), params, merged)
+    states = _play(fo.dsgd(opt.sgd(LR)), params, _equal_steps(rounds))
+    helpers.assert_close(states[-1].variables, expected[-1].variables, 1e-12)
+
+
+def _equal_steps(rounds):
+    return [{**rnd, "batches": [(b * 2)[:2] for b in rnd["batches"]]} for rnd in rounds]
+
+
+@pytest.mark.parametrize("option", [1, 2])
+def test_scaffold_with_identical_clients_is_fedavg(option):
+    """Everyone takes part, with the same data and minibatches: all c_i are c, and cancel."""
+    params, rounds = _problem(size=NUM_CLIENTS)
+    same = [
+        {**rnd, "batches": rnd["batches"][:1] * NUM_CLIENTS, "full": rnd["full"][:1] * NUM_CLIENTS}
+        for rnd in rounds
+    ]
+    expected = _play(fo.fedavg(opt.sgd(LR)), params, same)
+    states = _play(fo.scaffold(opt.sgd(LR), option), params, same)
+    helpers.assert_close(states[-1].variables, expected[-1].variables, 1e-12)
+    assert helpers.distance(states[-1].server.control, states[0].server.control) > 1e-3
+    different = _play(fo.scaffold(opt.sgd(LR), option), params, rounds)
+    plain = _play(fo.fedavg(opt.sgd(LR)), params, rounds)
+    assert helpers.distance(different[-1].variables, plain[-1].variables) > 1e-3
+
+
+def test_fedgbo_sgdm_keeps_the_normalised_displacement_as_its_momentum():
+    """T(I(.)) collapses to m+ = (x - x+) / (eta K), which is FedCM's direction."""
+    params, rounds = _problem()
+    states = _play(fo.fedgbo(opt.sgdm(LR, 0.9)), params, _equal_steps(rounds))
+    for before, after in itertools.pairwise(states):
+        moved = jax.tree.map(
+            lambda a, b: (a - b) / (LR * 2), before.variables.params, after.variables.params
+        )
+        helpers.assert_close(after.server.optimizer.m, moved, 1e-12)
+
+
+def test_averaging_triple_makes_the_fedgbo_of_the_triple_that_it_averages():
+    """The mean gradient that travels is the one that inversion finds, also for unequal K."""
+    problem = _problem()
+    inverted = _play(fo.fedgbo(opt.sgdm(LR, 0.0), 0.7), *problem)
+    averaged = _play(fo.fedgbo(opt.from_optax(opt.sgdm(LR, 0.0)), 0.7), *problem)
+    helpers.assert_close(inverted[-1].variables, averaged[-1].variables, 1e-12)
+    ours, theirs = averaged[-1].server.optimizer.inner.m, inverted[-1].server.optimizer.m
+    helpers.assert_close(ours, theirs, 1e-12)
+
+
+# Wrappers by hand -----------------------------------------------------------------------------
+
+WRAPPED = {
+    "dsgd": fo.dsgd(opt.sgd(LR)),
+    "fedavg": fo.fedavg(opt.sgdm(LR, 0.5)),
+    "mfl": fo.mfl(opt.adam(LR)),
+    "fedgbo": fo.fedgbo(opt.adam(LR)),
+    "mimelite": fo.mimelite(opt.sgdm(LR)),
+    "scaffold-1": fo.scaffold(opt.sgd(LR), 1),
+    "scaffold-2": fo.scaffold(opt.sgd(LR), 2),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_proximal_is_a_penalty_in_the_loss(name):
+    """One round of any algorithm on a loss that holds (mu / 2) ||y - x||^2 with this round's x."""
+    params, rounds = _problem(rounds=1)
+    anchor, mu = jax.tree.map(jnp.asarray, params), 0.8
+
+    def loss(variables, batch, key):
+        value, aux = MODEL.loss(variables, batch, key)
+        away = jax.tree.map(lambda y, x: jnp.sum((y - x) ** 2), variables.params, anchor)
+        return value + mu / 2 * sum(jax.tree.leaves(away)), aux
+
+    penalised = _play(WRAPPED[name], params, rounds, fo.Model(None, loss))[-1]
+    wrapped = _play(fo.proximal(WRAPPED[name], mu), params, rounds)[-1]
+    helpers.assert_close(wrapped.server, penalised.server, 1e-12)
+    helpers.assert_close(wrapped.clients, penalised.clients, 1e-12)
+    without = _play(fo.proximal(WRAPPED[name], 0.0), params, rounds)[-1]
+    # dsgd never leaves x, where the penalty is flat.
+    assert (helpers.distance(without.variables, wrapped.variables) > 1e-4) == (name != "dsgd")
+
+
+def test_server_optimizer_around_scaffold_is_both_by_hand():
+    """SCAFFOLD's round, then Adam from the old model on the difference; c and c_i are SCAFFOLD's."""
+    params, rounds = _problem()
+    scaffold = fo.scaffold(opt.sgd(LR))
+    b1, b2, eps, rate = 0.6, 0.9, 0.05, 0.2
+    states = _play(fo.server_optimizer(scaffold, opt.adam(rate, b1, b2, eps)), params, rounds)
+    m, v = jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.ones_like, params)
+    x, by_hand = params, fo.init_state(scaffold, params, NUM_CLIENTS)
+    for rnd, ours in zip(rounds, states[1:], strict=True):
+        proposed = _one_round(scaffold, by_hand, rnd)
+        d = jax.tree.map(lambda a, b: a - b, x, proposed.variables.params)
+        m = jax.tree.map(lambda m, d: b1 * m + (1 - b1) * d, m, d)
+        v = jax.tree.map(lambda v, d: b2 * v + (1 - b2) * d**2, v, d)
+        x = jax.tree.map(lambda x, m, v: x - rate * m / (jnp.sqrt(v) + eps), x, m, v)
+        by_hand = proposed._replace(server=proposed.server._replace(variables=fo.Variables(x)))
+        helpers.assert_close(ours.server.inner, by_hand.server, 1e-12)
+        helpers.assert_close(ours.clients, by_hand.clients, 1e-12)
+        helpers.assert_close((ours.server.optimizer.m, ours.server.optimizer.v), (m, v), 1e-12)
+
+
+def _one_round(algorithm, state, rnd):
+    """One more round from a given state."""
+    filled = [b + [b[-1]] * (STEPS - len(b)) for b in rnd["batches"]]
+    batches = {
+        name: np.stack([np.stack([batch[i] for batch in client]) for client in filled])
+        for i, name in enumerate(("x", "y"))
+    }
+    num_steps = np.array([len(b) for b in rnd["batches"]], np.int32)
+    cohort = np.array(rnd["clients"])
+    return fo.make_round(algorithm, MODEL, "scan")(
+        state, cohort, batches, rnd["weights"], num_steps
+    )[0]
+
+
+# Non-trainable state --------------------------------------------------------------------------
+
+
+def _stateful_loss(variables, batch, key):
+    """Logistic regression that keeps a running mean of its inputs and counts its steps."""
+    state = variables.state
+    running = 0.5 * state["mean"] + 0.5 * jnp.mean(batch["x"], axis=0)
+    new = {"mean": running, "count": state["count"] + 1}
+    loss, aux = MODEL.loss(variables, batch, key)
+    return loss, aux._replace(state=new)
+
+
+STATEFUL = fo.Model(None, _stateful_loss)
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_state_is_averaged_whole_and_counters_are_rounded(name):
+    """Running means by the weights, whatever the step sizes; counters to the nearest whole number."""
+    params, rounds = _problem(rounds=2)
+    algorithm = WRAPPED[name]
+    state = {"mean": np.array([3.0, -1.0, 2.0]), "count": np.int32(10)}
+    states = _play(algorithm, fo.Variables(params, state), rounds, STATEFUL)
+    mean, count = state["mean"], 10
+    for rnd, ours in zip(rounds, states[1:], strict=True):
+        weights = rnd["weights"] / rnd["weights"].sum()
+        local = []
+        for batches in rnd["batches"]:
+            y = mean
+            for x, _ in batches:
+                y = 0.5 * y + 0.5 * x.mean(axis=0)
+            local.append(y)
+        mean = weights @ np.stack(local)
+        count = np.rint(count + weights @ [len(b) for b in rnd["batches"]])
+        helpers.assert_close(ours.variables.state["mean"], mean, 1e-12)
+        assert ours.variables.state["count"].dtype == np.int32
+        assert int(ours.variables.state["count"]) == count
+    assert helpers.distance(states[0].variables.params, ours.variables.params) > 1e-3
+
+
+def test_server_learning_rate_is_for_parameters_alone():
+    """State moves all the way, parameters half of it."""
+    params, rounds = _problem(rounds=1)
+    state = {"mean": np.zeros(3), "count": np.int32(0)}
+    variables = fo.Variables(params, state)
+    whole = _play(fo.fedavg(opt.sgd(LR)), variables, rounds, STATEFUL)[-1].variables
+    half = _play(fo.fedavg(opt.sgd(LR), 0.5), variables, rounds, STATEFUL)[-1].variables
+    helpers.assert_close(whole.state, half.state, 0.0)
+    middle = jax.tree.map(lambda a, b: (a + b) / 2, params, whole.params)
+    helpers.assert_close(half.params, middle, 1e-12)

@@ -1,0 +1,119 @@
+"""Each refusal is a ValueError that names the argument and the value."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_opt import optimizers as opt
+from fedjax_opt.optimizers.triple import local_form
+
+CONSTRUCTORS = [opt.sgd, opt.sgdm, opt.rmsprop, opt.adagrad, opt.adam, opt.yogi]
+BAD_NUMBERS = [
+    *((make, "learning_rate", bad) for make in CONSTRUCTORS for bad in (-0.1, 0.0, np.nan, np.inf)),
+    *((make, "beta", bad) for make in (opt.sgdm, opt.rmsprop) for bad in (1.0, -0.25, 1.5)),
+    *((make, name, bad)
+      for make in (opt.adam, opt.yogi) for name in ("b1", "b2") for bad in (1.0, -0.25)),
+    *((make, "eps", bad) for make in CONSTRUCTORS[2:] for bad in (0.0, -1e-3)),
+    *((make, "initial_v", -1.0) for make in CONSTRUCTORS[2:]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "name", "bad"), BAD_NUMBERS)
+def test_numbers_out_of_range_are_refused(make, name, bad):
+    """By the constructor, before anything is traced."""
+    with pytest.raises(ValueError, match=rf"^{name} must .*{bad}"):
+        make(**{"learning_rate": 0.1, name: bad})
+
+
+@pytest.mark.parametrize("make", CONSTRUCTORS)
+def test_a_learning_rate_that_is_no_number_is_refused(make):
+    """With its value in the message."""
+    with pytest.raises(ValueError, match="learning_rate must be a number, got 'fast'"):
+        make("fast")
+
+
+@pytest.mark.parametrize("function", [opt.chain, opt.moving])
+@pytest.mark.parametrize("wrong", [optax.sgd(0.1), 0.1])
+def test_what_is_no_triple_is_refused(function, wrong):
+    """The message says what was given instead, by its value or its type."""
+    given = rf"({type(wrong).__name__}|{re.escape(repr(wrong))})"
+    with pytest.raises(ValueError, match=f"must be a Triple, got {given}"):
+        function(wrong)
+
+
+def test_an_empty_chain_is_refused():
+    """There is nothing to invert."""
+    with pytest.raises(ValueError, match="must be a Triple, got"):
+        opt.chain()
+
+
+@pytest.mark.parametrize("wrong", [0.1, "clip"])
+def test_a_chain_of_what_is_no_transformation_is_refused(wrong):
+    """Any argument of `chain`, not only the last."""
+    with pytest.raises(ValueError, match=f"{wrong}"):
+        opt.chain(wrong, opt.sgd(0.1))
+
+
+@pytest.mark.parametrize("function", [opt.from_optax, local_form])
+def test_what_is_no_transformation_is_refused(function):
+    """With what would be one."""
+    with pytest.raises(
+        ValueError, match=r"optimizer must be an optax.GradientTransformation.*0\.1"
+    ):
+        function(0.1)
+
+
+# affine ---------------------------------------------------------------------------------------
+
+
+def _each(function):
+    """An update that treats every leaf by the same function."""
+    return lambda grads, stats: jax.tree.map(function, grads)
+
+
+def _couples_scalars(grads, stats):
+    return {"a": -grads["a"] - grads["b"], "b": -grads["b"]}
+
+
+NOT_AFFINE = {
+    "square": _each(lambda g: -g * g),
+    "clip": _each(lambda g: -jnp.clip(g, -1.5, 1.5)),
+    "mean": _each(lambda g: jnp.mean(g) - g),
+    "cumulative": _each(lambda g: -jnp.cumsum(g.ravel()).reshape(g.shape)),
+    # Linear, and each entry reads those after it.
+    "reversed": _each(lambda g: -jnp.cumsum(g.ravel()[::-1])[::-1].reshape(g.shape)),
+    # The identity at whole numbers, and nowhere else.
+    "round": _each(lambda g: -jnp.round(g)),
+}
+
+
+@pytest.mark.parametrize("update", NOT_AFFINE)
+def test_an_update_that_is_not_elementwise_affine_is_refused(update):
+    """When the statistics are made, which is before any inverse could be wrong."""
+    triple = opt.affine(NOT_AFFINE[update], track=lambda g, s: s)
+    with pytest.raises(ValueError, match=r"update must be elementwise affine.*from_optax"):
+        triple.init({"w": jnp.ones((2, 3)), "b": jnp.ones(3)})
+
+
+def test_an_update_that_couples_scalar_leaves_is_refused():
+    """Elementwise means: no other leaf's gradient either, were it a single number."""
+    triple = opt.affine(_couples_scalars, track=lambda g, s: s)
+    with pytest.raises(ValueError, match=r"update must be elementwise affine"):
+        triple.init({"a": jnp.ones(()), "b": jnp.ones(())})
+
+
+def test_an_affine_update_is_accepted():
+    """With an offset, another factor for each entry, and leaves of any size."""
+    factors = {"a": jnp.array([1.0, 2.0, 3.0]), "b": jnp.array(4.0), "c": jnp.zeros((0, 2))}
+    triple = opt.affine(
+        lambda g, s: jax.tree.map(lambda g, f: 0.5 - f * g, g, factors), track=lambda g, s: s
+    )
+    stats = triple.init(factors)
+    moved = optax.apply_updates(factors, triple.update(factors, stats)[0])
+    found = triple.inverse(factors, moved, stats, 1)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(factors), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
