@@ -8,8 +8,8 @@ is trained in four ways, which differ in what `fo.private` keeps at home:
     scale and bias      the trained parameters of the layer stay (MTFL's patches)
     both                the whole layer stays
 
-With something private there are as many models as clients: `personal_variables` is a function of the client
-that returns its own, and `evaluate_clients` takes each to its client's own test set.
+With something private there are as many models as clients: `personal_variables` is a function of the
+client that returns its own, and `evaluate_clients` takes each to its client's own test set.
 
 Run:  python examples/batch_norm_at_home.py          (needs flax)
 """

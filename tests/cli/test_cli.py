@@ -95,7 +95,7 @@ def test_demo_prints_a_table_and_saves_a_plot(tmp_path):
 def test_demo_without_matplotlib_says_what_is_missing(tmp_path):
     """The table is printed all the same; the picture is not, and the reason is."""
     command = f"import sys; sys.modules['matplotlib'] = None; {COMMAND}"
-    arguments = ["demo", *TINY, "--target", "1.1", "--output", "curves.png"]
+    arguments = ["demo", *TINY, "--target", "1", "--output", "curves.png"]
     status, output, errors = _run(arguments, tmp_path, command)
     assert (status, errors) == (0, "")
     assert list(_table(output)) == ["FedAvg", "FedGBO", "SCAFFOLD"]
@@ -120,6 +120,10 @@ WRONG = [
     (["demo", "--batch-size", "0"], "batch_size must be"),
     (["demo", "--local-steps", "0"], "local_steps must be"),
     (["demo", "--seed", "-1"], "seed"),
+    (["demo", "--target", "1.1"], "--target"),
+    (["demo", "--target", "nan"], "--target"),
+    (["demo", "--output", "curves.foo"], "--output must end in"),
+    (["demo", "--output", "/proc/curves.png"], "--output must be a file that can be written"),
 ]
 
 
@@ -150,4 +154,5 @@ def test_ctrl_c_ends_quietly(tmp_path):
         watchdog.cancel()
         process.kill()
     assert process.returncode == 130
-    assert errors == "fedjax-opt: interrupted\n"
+    # On a line of its own, below a progress bar.
+    assert errors == "\nfedjax-opt: interrupted\n"

@@ -1,5 +1,6 @@
 """Checkpoints: resumed runs are the uninterrupted ones, and what does not fit is refused."""
 
+import gc
 import pathlib
 import shutil
 import time
@@ -139,6 +140,7 @@ def test_damage_is_named_and_never_goes_unnoticed(interrupted, tmp_path, spoil):
         else:
             problems.assert_identical(state, expected.state)
             problems.assert_identical(history["rounds"], expected.history)
+    gc.collect()  # so that what is left behind complains here, and in no other test
     assert len(refused) >= 3, f"of {files}, only {refused} mattered"
 
 
