@@ -191,7 +191,7 @@ def main() -> int:
         "--repeats", type=int, default=7, help="timed units of each contestant (default: 7)"
     )
     parser.add_argument(
-        "--rounds", type=int, default=1, help="rounds in one timed unit (default: 1)"
+        "--rounds", type=int, default=5, help="rounds in one timed unit (default: 5)"
     )
     parser.add_argument(
         "--output", type=Path, help="JSON file to write, such as benchmarks/results/speed.json"

@@ -87,6 +87,10 @@ def run(options: argparse.Namespace) -> int:
     return _save_plot(results, options)
 
 
+def _mixture(alpha: float) -> str:
+    return "one class each" if alpha == 0 else f"labels by Dirichlet {alpha:g}"
+
+
 def _row(name: str, result: fo.Result, options: argparse.Namespace) -> list[str]:
     accuracy = result.evaluations["accuracy"]
     reached = fo.metrics.rounds_to_target(result.evaluations["round"], accuracy, options.target)
@@ -110,7 +114,7 @@ def _save_plot(results: dict[str, fo.Result], options: argparse.Namespace) -> in
         return 0
     save_curves(
         options.output,
-        f"Digits on {options.clients} clients (label mixture: Dirichlet {options.alpha:g});"
+        f"Digits on {options.clients} clients ({_mixture(options.alpha)});"
         f" {options.cohort_size} of them and K = {options.local_steps} in each round",
         {
             "test accuracy": {

@@ -65,7 +65,7 @@ class Checkpoints:
             int(state.round),
             args=self._ocp.args.Composite(
                 state=self._ocp.args.StandardSave(plain),
-                history=self._ocp.args.StandardSave({"format": np.int32(_FORMAT), **history}),
+                history=self._ocp.args.StandardSave({"format": np.array(_FORMAT), **history}),
                 about=self._ocp.args.JsonSave(
                     {"format": _FORMAT, "leaves": _describe(plain, state)}
                 ),

@@ -149,7 +149,8 @@ def simulate(
         log.resume(history)
         elapsed = log.seconds
     # The state is copied, since its buffers are given up to the program: the caller keeps theirs.
-    traced, current = place((traced, jax.tree.map(jnp.copy, start)), fixed.strategy)
+    current = jax.tree.map(jnp.copy, start)
+    traced, current, test, client_test = place((traced, current, test, client_test), fixed.strategy)
     callbacks = tuple(callbacks)
     started = time.perf_counter() - elapsed
     stopped = f"{rounds} rounds done"
