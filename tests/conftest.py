@@ -1,8 +1,16 @@
 """The strict configuration of all tests; set before JAX starts."""
 
 import jax
+import pytest
 
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_compiled_programs():
+    """Every compiled program holds memory maps, and a process may have only so many (65,530)."""
+    yield
+    jax.clear_caches()

@@ -86,7 +86,7 @@ def test_an_import_does_not_start_jax_nor_load_what_is_optional():
         "import sys\n"
         "import fedjax_opt\n"
         "from jax._src import xla_bridge\n"
-        "heavy = ('flax', 'orbax', 'matplotlib', 'tensorflow', 'chex', 'scipy', 'sklearn')\n"
+        "heavy = ('flax', 'orbax', 'matplotlib', 'tensorflow', 'scipy', 'sklearn')\n"
         "print([name for name in heavy if name in sys.modules], xla_bridge.backends_are_initialized())"
     )
     assert fresh(code) == "[] False"
