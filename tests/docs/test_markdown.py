@@ -14,6 +14,7 @@ LINKING = PAGES + [
     path
     for folder in ("benchmarks", "examples", "fedjax_opt", "tests")
     for path in sorted((ROOT / folder).rglob("*.md"))
+    if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
 ]
 SKIPPED = "<!-- not executed -->"
 FENCE = re.compile(r"^(\s*)```(\w*)")
