@@ -1,15 +1,31 @@
 """Federated algorithms, one short file per family."""
 
+from fedjax_opt.algorithms.adabest import adabest as adabest
 from fedjax_opt.algorithms.adaptive_fedopt import adaptive_fedopt as adaptive_fedopt
 from fedjax_opt.algorithms.adaptive_fedopt import fedadagrad as fedadagrad
 from fedjax_opt.algorithms.adaptive_fedopt import fedadam as fedadam
 from fedjax_opt.algorithms.adaptive_fedopt import fedavgm as fedavgm
 from fedjax_opt.algorithms.adaptive_fedopt import fedyogi as fedyogi
 from fedjax_opt.algorithms.dsgd import dsgd as dsgd
+from fedjax_opt.algorithms.fedacg import fedacg as fedacg
 from fedjax_opt.algorithms.fedavg import fedavg as fedavg
+from fedjax_opt.algorithms.fedcm import fedcm as fedcm
+from fedjax_opt.algorithms.feddc import feddc as feddc
+from fedjax_opt.algorithms.feddyn import feddyn as feddyn
 from fedjax_opt.algorithms.fedgbo import fedgbo as fedgbo
+from fedjax_opt.algorithms.fedmax import fedmax as fedmax
 from fedjax_opt.algorithms.fedprox import fedprox as fedprox
+from fedjax_opt.algorithms.ghbm import fedadc as fedadc
+from fedjax_opt.algorithms.ghbm import ghbm as ghbm
+from fedjax_opt.algorithms.ghbm_server import ghbm_server as ghbm_server
+from fedjax_opt.algorithms.ghbm_theory import ghbm_theory as ghbm_theory
+from fedjax_opt.algorithms.localghbm import fedhbm as fedhbm
+from fedjax_opt.algorithms.localghbm import localghbm as localghbm
 from fedjax_opt.algorithms.mfl import mfl as mfl
+from fedjax_opt.algorithms.mime import mime as mime
+from fedjax_opt.algorithms.mime import mimemom as mimemom
 from fedjax_opt.algorithms.mimelite import mimelite as mimelite
 from fedjax_opt.algorithms.mimelite import mimexlite as mimexlite
+from fedjax_opt.algorithms.moon import moon as moon
 from fedjax_opt.algorithms.scaffold import scaffold as scaffold
+from fedjax_opt.algorithms.scaffold_m import scaffold_m as scaffold_m

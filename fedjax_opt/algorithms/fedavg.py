@@ -91,9 +91,15 @@ def step(optimizer, local, objective, batch, context):
     """One step of the optimiser on the minibatch's gradient."""
     del context
     gradient, evaluation = objective.gradient(local.variables, batch)
-    updates, optimizer_state = optimizer.update(gradient, local.optimizer, local.variables.params)
-    params = optax.apply_updates(local.variables.params, updates)
-    return Local(Variables(params, evaluation.state), optimizer_state), evaluation
+    return descend(optimizer, local, gradient, evaluation), evaluation
+
+
+def descend(optimizer, local, gradient, evaluation):
+    """The local state after one step of the optimiser along a gradient, corrected or not."""
+    params = local.variables.params
+    updates, optimizer_state = optimizer.update(gradient, local.optimizer, params)
+    variables = Variables(optax.apply_updates(params, updates), evaluation.state)
+    return local._replace(variables=variables, optimizer=optimizer_state)
 
 
 def finish(local, context):

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import optax
 from jax.tree_util import Partial
 
-from fedjax_opt.algorithms.fedavg import same_message
+from fedjax_opt.algorithms.fedavg import descend, same_message
 from fedjax_opt.core import Algorithm, Uniform, Variables, checks, difference, move, trees
 from fedjax_opt.optimizers.triple import local_form
 
@@ -31,6 +31,11 @@ class Server(NamedTuple):
 
     variables: Variables
     control: Any
+
+    @property
+    def gradient_estimate(self) -> Any:
+        """c, a mean of gradients."""
+        return self.control
 
 
 class Client(NamedTuple):
@@ -82,12 +87,12 @@ def scaffold(
     optimizer = local_form(optimizer)
     return Algorithm(
         init=_init,
-        init_client=_init_client,
+        init_client=init_client,
         broadcast=same_message,
         probe=_full_gradient if option == 1 else None,
         start=Partial(_start_with_mean if option == 2 else _start, optimizer),
         step=Partial(_step, optimizer),
-        finish=_finish,
+        finish=finish,
         server_step=Partial(_server_step, server_learning_rate),
     )
 
@@ -96,7 +101,8 @@ def _init(variables):
     return Server(variables, trees.zeros_like(variables.params))
 
 
-def _init_client(variables):
+def init_client(variables):
+    """c_i = 0."""
     return Client(trees.zeros_like(variables.params))
 
 
@@ -118,21 +124,20 @@ def _start_with_mean(optimizer, message, client):
 
 def _step(optimizer, local, objective, batch, context):
     gradient, evaluation = objective.gradient(local.variables, batch)
-    mean_gradient = local.mean_gradient
-    if mean_gradient is not None:
-        mean_gradient = trees.add_scaled(
-            mean_gradient, trees.reciprocal(context.num_steps), gradient
-        )
+    if local.mean_gradient is not None:
+        local = add_to_mean(local, gradient, context)
     correction = trees.subtract(context.message.control, context.client.control)
-    params = local.variables.params
-    updates, optimizer_state = optimizer.update(
-        trees.add(gradient, correction), local.optimizer, params
-    )
-    variables = Variables(optax.apply_updates(params, updates), evaluation.state)
-    return Local(variables, optimizer_state, mean_gradient), evaluation
+    return descend(optimizer, local, trees.add(gradient, correction), evaluation), evaluation
 
 
-def _finish(local, context):
+def add_to_mean(local, gradient, context):
+    """The local state with one more of K gradients in its mean."""
+    share = trees.reciprocal(context.num_steps)
+    return local._replace(mean_gradient=trees.add_scaled(local.mean_gradient, share, gradient))
+
+
+def finish(local, context):
+    """Uploads y - x and the change of c_i, which is the full or the mean local gradient."""
     control = context.own_report if local.mean_gradient is None else local.mean_gradient
     delta = difference(local.variables, context.message.variables)
     change = trees.subtract(control, context.client.control)

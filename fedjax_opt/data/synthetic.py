@@ -29,6 +29,7 @@ def quadratics(
 
     Returns:
       (model, data, x*): parameters are `{"x": [d]}`, and an example is `{"A": [d, d], "b": [d]}`.
+      The features of an example, for algorithms that look at them, are x - b.
 
     Example:
       >>> import fedjax_opt as fo
@@ -67,4 +68,4 @@ def _loss(variables, batch, key):
     del key
     away = variables.params["x"][None] - batch["b"]
     losses = jnp.einsum("ni,nij,nj->n", away, batch["A"], away) / 2
-    return jnp.mean(losses), Aux(losses=losses)
+    return jnp.mean(losses), Aux(losses=losses, features=away)

@@ -11,16 +11,15 @@ from jax.tree_util import Partial
 from fedjax_opt.core import Aux, Model, Variables
 
 
-def classifier(
-    init: Callable[[jax.Array, Any], Any], apply: Callable[[Any, Any], jax.Array]
-) -> Model:
+def classifier(init: Callable[[jax.Array, Any], Any], apply: Callable[[Any, Any], Any]) -> Model:
     """A model with softmax cross-entropy and accuracy, from two plain functions.
 
     Examples are mappings with inputs `x` and integer labels `y`.
 
     Args:
       init: (key, batch) -> params.
-      apply: (params, x) -> logits `[B, classes]`.
+      apply: (params, x) -> logits `[B, classes]`; or (logits, features), where the features are the
+        penultimate activations `[B, ...]` that FedMAX and MOON look at.
 
     Returns:
       A `Model` whose metrics are `accuracy`.
@@ -46,7 +45,13 @@ def _init(init, key, batch):
 
 def _loss(apply, variables, batch, key):
     del key
-    return cross_entropy(apply(variables.params, batch["x"]), batch["y"])
+    logits, features = split_features(apply(variables.params, batch["x"]))
+    return cross_entropy(logits, batch["y"], features=features)
+
+
+def split_features(output: Any) -> tuple[jax.Array, Any]:
+    """(logits, features) of a model that returns either both or the logits alone."""
+    return output if isinstance(output, tuple) else (output, None)
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, **rest: Any) -> tuple[jax.Array, Aux]:

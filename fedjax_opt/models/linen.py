@@ -5,15 +5,16 @@ from typing import Any
 import jax
 
 from fedjax_opt.core import Model, Variables
-from fedjax_opt.models.classifier import cross_entropy
+from fedjax_opt.models.classifier import cross_entropy, split_features
 
 
 def from_linen(module: Any, train_argument: str | None = None, rngs: tuple[str, ...] = ()) -> Model:
     """A classifier from a Flax Linen module; batch statistics become non-trainable state.
 
-    Examples are mappings with inputs `x` and integer labels `y`; `module(x)` returns logits. The
-    collection `params` is trained, every other collection is state: it changes in local steps, and is
-    aggregated with the model or kept private.
+    Examples are mappings with inputs `x` and integer labels `y`; `module(x)` returns logits,
+    or (logits, features) with the penultimate activations that FedMAX and MOON look at. The collection
+    `params` is trained, every other collection is state: it changes in local steps, and is aggregated
+    with the model or kept private.
 
     Args:
       module: a `flax.linen.Module`.
@@ -55,13 +56,16 @@ def from_linen(module: Any, train_argument: str | None = None, rngs: tuple[str, 
             else {}
         )
         mutable = list(variables.state) if training else []
-        logits, new_state = module.apply(
+        output, new_state = module.apply(
             {"params": variables.params, **variables.state},
             batch["x"],
             **arguments(training),
             rngs=streams,
             mutable=mutable,
         )
-        return cross_entropy(logits, batch["y"], state=dict(new_state) if mutable else None)
+        logits, features = split_features(output)
+        return cross_entropy(
+            logits, batch["y"], state=dict(new_state) if mutable else None, features=features
+        )
 
     return Model(init, loss)

@@ -17,8 +17,8 @@ def mlp(hidden: Sequence[int], num_classes: int) -> Model:
       num_classes: the number of classes.
 
     Returns:
-      A `Model`. Weights start uniform within +-sqrt(6 / fan_in) (He), the last layer within
-      +-sqrt(1 / fan_in), biases at 0.
+      A `Model` whose features are the inputs of its last layer. Weights start uniform within
+      +-sqrt(6 / fan_in) (He), the last layer within +-sqrt(1 / fan_in), biases at 0.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -45,10 +45,13 @@ def mlp(hidden: Sequence[int], num_classes: int) -> Model:
         return params
 
     def apply(params, x):
-        for i in range(len(widths)):
-            layer = params[f"layer_{i}"]
-            x = x @ layer["w"] + layer["b"][None]
-            x = jax.nn.relu(x) if i < len(widths) - 1 else x
-        return x
+        last = len(widths) - 1
+        for i in range(last):
+            x = jax.nn.relu(_affine(params[f"layer_{i}"], x))
+        return _affine(params[f"layer_{last}"], x), x
 
     return classifier(init, apply)
+
+
+def _affine(layer, x):
+    return x @ layer["w"] + layer["b"][None]

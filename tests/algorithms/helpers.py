@@ -22,24 +22,18 @@ STRATEGIES = {
 # Models ---------------------------------------------------------------------------------------
 
 
-def _cross_entropy_model(apply):
-    def loss(variables, batch, key):
-        del key
-        return fo.models.cross_entropy(apply(variables.params, batch["x"]), batch["y"])
-
-    return fo.Model(init=None, loss=loss)
+def _logreg(params, x):
+    """Its features are its logits: it has no other activations for a penalty to act on."""
+    logits = x @ params["w"] + params["b"][None, :]
+    return logits, logits
 
 
-def _add_bias(x, bias):
-    return x + bias[None, :]
+def _mlp(params, x):
+    hidden = jnp.tanh(x @ params["w1"] + params["b1"][None, :])
+    return hidden @ params["w2"] + params["b2"][None, :], hidden
 
 
-MODELS = {
-    "logreg": _cross_entropy_model(lambda p, x: _add_bias(x @ p["w"], p["b"])),
-    "mlp": _cross_entropy_model(
-        lambda p, x: _add_bias(jnp.tanh(_add_bias(x @ p["w1"], p["b1"])) @ p["w2"], p["b2"])
-    ),
-}
+MODELS = {name: fo.models.classifier(None, f) for name, f in (("logreg", _logreg), ("mlp", _mlp))}
 
 
 def random_params(rng, model, features=3, hidden=4, classes=2):

@@ -77,16 +77,21 @@ def _reordered(inputs, order):
 # Limits ---------------------------------------------------------------------------------------
 
 QUADRATICS, DATA, OPTIMUM = fo.data.quadratics(num_clients=4, dimension=3, seed=1)
+SAMPLERS = {
+    "full": fo.cohorts.uniform(4),
+    "cyclic": fo.cohorts.cyclic(2),
+    "random": fo.cohorts.uniform(2),
+}
 
 
-def _distance_to_optimum(row, learning_rate, repeats):
-    """How far repeats * row.rounds rounds of full participation, K = 5, end from the optimum."""
+def _distance_to_optimum(row, learning_rate, repeats, participation="full"):
+    """How far repeats * row.rounds rounds with K = 5 end from the optimum."""
     algorithm = row.make(learning_rate)
     state = fo.init_state(algorithm, {"x": jnp.zeros(3)}, 4)
     for _ in range(repeats):
         run = fo.run_rounds(
             algorithm, QUADRATICS, DATA, state, row.rounds,
-            cohort_size=4, batch_size=1, local_steps=5, strategy="vmap",
+            sampler=SAMPLERS[participation], batch_size=1, local_steps=5, strategy="vmap",
         )  # fmt: skip
         state = run.state
     assert bool(jnp.all(run.history.finite))
@@ -94,14 +99,19 @@ def _distance_to_optimum(row, learning_rate, repeats):
 
 
 def test_reaches_its_stated_limit(row):
-    """Exact: the optimum. Neighbourhood: not the optimum, but nearer with a smaller step."""
-    far = _distance_to_optimum(row, row.learning_rate, repeats=1)
-    if row.limit == "exact":
-        assert far <= 1e-8
+    """Exact: the optimum. Else not the optimum, but nearer with a smaller step, unless biased."""
+    for participation in row.exact:
+        repeats = 1 if participation == "full" else 4
+        far = _distance_to_optimum(row, row.learning_rate, repeats, participation)
+        assert far <= 1e-10, participation
+    if row.exact:
         return
-    assert row.limit == "neighbourhood"
+    far = _distance_to_optimum(row, row.learning_rate, repeats=1)
     near = _distance_to_optimum(row, row.learning_rate / 4, repeats=4)
-    assert 1e-6 < near <= far / 2 < 0.05
+    assert 1e-6 < near < 0.05
+    assert far < 0.05
+    # A biased one ends at the same place whatever the step; any other must come nearer.
+    assert (near <= far / 2) != row.biased
 
 
 # Compilation ----------------------------------------------------------------------------------

@@ -39,7 +39,9 @@ def _arrays(node):
     """Turn the lists of a parsed trajectory into float64 arrays and client ids into ints."""
     if isinstance(node, dict):
         return {int(k) if k.isdigit() else k: _arrays(v) for k, v in node.items()}
-    return np.asarray(node, dtype=np.float64)
+    if isinstance(node, list) and node and isinstance(node[0], dict):
+        return [_arrays(v) for v in node]
+    return None if node is None else np.asarray(node, dtype=np.float64)
 
 
 def load_problem():
@@ -60,12 +62,12 @@ def load_trajectory(name):
     return trajectory
 
 
-def trajectory_rounds(name):
-    """Build the ``rounds`` list of a trajectory from its schedule in problem.json."""
+def trajectory_rounds(name, schedule=None):
+    """Build the ``rounds`` list of a trajectory from its schedule, or another, in problem.json."""
     problem, trajectory = load_problem(), load_trajectory(name)
     features, labels = problem["X"], problem["y"]
     rounds = []
-    for t, clients in enumerate(problem["schedules"][trajectory["schedule"]]):
+    for t, clients in enumerate(problem["schedules"][schedule or trajectory["schedule"]]):
         rnd = {"clients": list(clients), "weights": None, "batches": [], "full": []}
         for i in clients:
             rows = problem["batches"][t][i]

@@ -11,6 +11,9 @@ TOLERANCE = 1e-12
 
 FEDGBO = ("JedMills/FedGBO", "5534f7d9e1fa2cb2f415625065a39e394a34e3f4")
 GHBM = ("RickZack/GHBM", "41da4a901326a0698a8f2e246a64296f36991535")
+FEDACG = ("geehokim/FedACG", "62b6e953f5511043bf3cdc161f518454190505f0")
+FEDDC = ("gaoliang13/FedDC", "13440c23d3953cd137fa65b6e3b76eb8eb187798")
+MOON = ("QinbinLi/MOON", "8fcba3c4efc9a47eb24687a91ba94cfb2005103f")
 MTFL = ("JedMills/MTFL-For-Personalised-DNNs", "b46682201b34a07502e1bc0b7817f69e29f9b280")
 SOURCES = {
     "fedavg": FEDGBO,
@@ -30,6 +33,22 @@ SOURCES = {
     "mtfl-fedavg-yb": MTFL,
     "mtfl-fedavg-usyb": MTFL,
     "mtfl-fedavgadam-yb": MTFL,
+    # Compared in test_more_references.py.
+    "adabest": GHBM,
+    "fedacg": FEDACG,
+    "fedcm": GHBM,
+    "feddc": FEDDC,
+    "feddyn": FEDACG,
+    "fedhbm": GHBM,
+    "fedmax": FEDGBO,
+    "ghbm-tau1": GHBM,
+    "ghbm-tau2": GHBM,
+    "ghbm-tau2-nesterov": GHBM,
+    "ghbm-tau3": GHBM,
+    "localghbm": GHBM,
+    "mimemom": GHBM,
+    "mimesgd": GHBM,
+    "moon-nomomentum": MOON,
 }
 # How each trajectory's hyperparameters map onto a reference.
 CASES = {

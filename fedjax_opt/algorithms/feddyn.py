@@ -1,0 +1,110 @@
+"""FedDyn: a penalty on each client that changes from round to round, so that all agree at the optimum.
+
+    local    y <- y - eta (g - h_i + alpha (y - x))
+    finish   h_i+ = h_i - alpha (y - x)
+    upload   y - x
+    server   h+ = h - alpha (1 / N) sum over the cohort of (y_i - x)
+             x+ = sum_i w_i y_i - h+ / alpha
+
+h_i becomes client i's gradient at the common model. The sum for h is over clients, whatever their
+weights: h stays the average of all h_i. It begins at zero, in a client's first round as well.
+
+Reference:
+  Acar, Zhao, Matas, Mattina, Whatmough, Saligrama. Federated learning based on dynamic regularization.
+  ICLR 2021. Algorithm 1.
+"""
+
+from typing import Any, NamedTuple
+
+import optax
+from jax.tree_util import Partial
+
+from fedjax_opt.algorithms.fedavg import ModelState, descend, start
+from fedjax_opt.core import Algorithm, Uniform, Variables, checks, difference, move, trees
+from fedjax_opt.optimizers.triple import local_form
+
+
+class Server(NamedTuple):
+    """The model and h, the average of all clients' h_i."""
+
+    variables: Variables
+    h: Any
+
+
+class Client(NamedTuple):
+    """h_i, zero until the client first takes part."""
+
+    h: Any
+
+
+class Contribution(NamedTuple):
+    """What the server averages: y - x by the aggregation weights, and once more uniformly."""
+
+    delta: Variables
+    uniform_delta: Uniform
+
+
+def feddyn(optimizer: optax.GradientTransformation, alpha: Any = 0.1) -> Algorithm:
+    """FedDyn: `g - h_i + alpha (y - x)` in every local step.
+
+    Args:
+      optimizer: the clients' optimiser, as for `fedavg`.
+      alpha: the weight of the penalty, positive.
+
+    Returns:
+      An `Algorithm` whose clients keep h_i, at FedAvg's cost of communication.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> algorithm = fo.feddyn(fo.optimizers.sgd(0.1), alpha=0.1)
+
+    Reference:
+      Acar et al. Federated learning based on dynamic regularization. ICLR 2021.
+    """
+    alpha = checks.number("alpha", alpha, low=0.0, open_low=True)
+    optimizer = local_form(optimizer)
+    return Algorithm(
+        init=_init,
+        init_client=_init_client,
+        broadcast=_broadcast,
+        start=Partial(start, optimizer),
+        step=Partial(_step, optimizer, alpha),
+        finish=Partial(_finish, alpha),
+        server_step=Partial(_server_step, alpha),
+        receive=_receive,
+    )
+
+
+def _init(variables):
+    return Server(variables, trees.zeros_like(variables.params))
+
+
+def _init_client(variables):
+    return Client(trees.zeros_like(variables.params))
+
+
+def _broadcast(server):
+    return ModelState(server.variables)
+
+
+def _step(optimizer, alpha, local, objective, batch, context):
+    gradient, evaluation = objective.gradient(local.variables, batch)
+    away = trees.subtract(local.variables.params, context.message.variables.params)
+    corrected = trees.add_scaled(trees.subtract(gradient, context.client.h), alpha, away)
+    return descend(optimizer, local, corrected, evaluation), evaluation
+
+
+def _finish(alpha, local, context):
+    delta = difference(local.variables, context.message.variables)
+    return delta, Client(trees.add_scaled(context.client.h, -alpha, delta.params))
+
+
+def _receive(upload, num_steps):
+    del num_steps
+    return Contribution(upload, Uniform(upload.params))
+
+
+def _server_step(alpha, server, aggregate, facts):
+    h = trees.add_scaled(server.h, -alpha * facts.participation, aggregate.uniform_delta)
+    mean = move(server.variables, aggregate.delta)
+    return Server(mean._replace(params=trees.add_scaled(mean.params, -1 / alpha, h)), h)
