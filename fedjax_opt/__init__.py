@@ -68,10 +68,14 @@ from fedjax_opt.core import simulate as simulate
 from fedjax_opt.core import stop_at as stop_at
 from fedjax_opt.core import use_cpu_devices as use_cpu_devices
 from fedjax_opt.data import ClientData as ClientData
+from fedjax_opt.wrappers import aggregated as aggregated
+from fedjax_opt.wrappers import aggregators as aggregators
+from fedjax_opt.wrappers import clipped as clipped
 from fedjax_opt.wrappers import contrastive as contrastive
 from fedjax_opt.wrappers import max_entropy as max_entropy
 from fedjax_opt.wrappers import private as private
 from fedjax_opt.wrappers import proximal as proximal
 from fedjax_opt.wrappers import server_optimizer as server_optimizer
+from fedjax_opt.wrappers import weight_decay as weight_decay
 
 __version__ = "0.1.0"

@@ -8,7 +8,8 @@ One round of any algorithm, in the order in which its functions are called:
     local, evaluation = step(local, objective, batch, context)      K times
     upload, client    = finish(local, context)                      up, to the server
     contribution      = receive(upload, num_steps)                  optional; then averaged
-    server  = server_step(server, mean contribution, facts)
+    mean    = aggregate(contributions, weights)                     optional; else the weighted mean
+    server  = server_step(server, mean, facts)
 
 Each function is kept as a `jax.tree_util.Partial`, so an algorithm is itself a pytree whose leaves
 are its hyperparameters: it can be an argument of `jit`, an axis of `vmap`, a variable of `grad`.
@@ -104,10 +105,11 @@ class _Functions(NamedTuple):
     probe: Callable[[Any, Any, ProbeData], Any] | None
     receive: Callable[[Any, jax.Array], Any] | None
     personal: Callable[[Any, Any], Variables] | None
+    aggregate: Callable[[Any, jax.Array], Any] | None
 
 
 class Algorithm(_Functions):
-    """A federated algorithm: seven pure functions, and three that most do without.
+    """A federated algorithm: seven pure functions, and four that most do without.
 
     Attributes:
       init: variables -> server state.
@@ -123,6 +125,8 @@ class Algorithm(_Functions):
         before it averages. None for the upload itself.
       personal: (message, client state) -> the model that this client uses for itself. None where that
         is the global model.
+      aggregate: (stacked contributions `[S, ...]`, weights `[S]`) -> their aggregate, by parts. None for
+        the weighted mean, which is summed from client to client and never stacked.
 
     Example:
       Its leaves are its hyperparameters, once for each function that reads them:
@@ -148,9 +152,11 @@ class Algorithm(_Functions):
         probe=None,
         receive=None,
         personal=None,
+        aggregate=None,
     ):
         needed = (init, init_client, broadcast, start, step, finish, server_step)
-        return super().__new__(cls, *map(as_partial, (*needed, probe, receive, personal)))
+        optional = (probe, receive, personal, aggregate)
+        return super().__new__(cls, *map(as_partial, (*needed, *optional)))
 
     @classmethod
     def _make(cls, iterable):

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_opt.core import trees
-from fedjax_opt.core.algorithm import Algorithm, Context
+from fedjax_opt.core import diagnostics, trees
+from fedjax_opt.core.algorithm import Algorithm, Context, get_variables
 from fedjax_opt.core.model import Model, Objective
 
 # feed, key, step -> (batch, mask): how one client's k-th minibatch comes about.
@@ -31,7 +31,8 @@ def work(
     key: jax.Array,
     context: Context,
     num_steps: jax.Array | int,
-) -> tuple[Any, Any, Tally]:
+    watch: tuple[str, ...] = (),
+) -> tuple[Any, Any, Tally, Any]:
     """Trains one client.
 
     Args:
@@ -43,16 +44,23 @@ def work(
       context: what the client knows.
       num_steps: how often the loop runs. A Python int is known beforehand and makes the loop
         differentiable in reverse mode; an array may be 0, for a client that does not take part.
+      watch: names of diagnostics.
 
     Returns:
-      The upload, the client's new persistent state, and the tally.
+      The upload, the client's new persistent state, the tally, and what the diagnostics need.
     """
     local = algorithm.start(context.message, context.client)
+    start: Any = get_variables(local) if watch else None
+    perturbed = "perturbation_norm" in watch
 
     def one_step(local, k):
         batch, mask = draw(feed, key, k)
         objective = Objective(model, jax.random.fold_in(key, k), mask)
-        return algorithm.step(local, objective, batch, context._replace(step=k))
+        change = ()
+        if perturbed:
+            here, there = (objective.gradient(v, batch)[0] for v in (get_variables(local), start))
+            change = trees.subtract(here, there)
+        return *algorithm.step(local, objective, batch, context._replace(step=k)), change
 
     evaluation = jax.eval_shape(one_step, local, jnp.zeros((), jnp.int32))[1]
     nothing = Tally(
@@ -63,8 +71,10 @@ def work(
     )
 
     def body(carry, k):
-        local, tally = carry
-        local, evaluation = one_step(local, k)
+        local, tally, perturbation = carry
+        local, evaluation, change = one_step(local, k)
+        share = trees.reciprocal(context.num_steps)
+        perturbation = trees.add_scaled(perturbation, share, change)
         bad = (tally.bad_step < 0) & ~jnp.isfinite(evaluation.loss)
         tally = Tally(
             loss_sum=tally.loss_sum + evaluation.loss,
@@ -72,11 +82,16 @@ def work(
             metric_sums=trees.add(tally.metric_sums, evaluation.metrics),
             bad_step=jnp.where(bad, k, tally.bad_step),
         )
-        return local, tally
+        return local, tally, perturbation
 
-    local, tally = counted_loop(num_steps, body, (local, nothing))
+    no_change = trees.zeros_like(start.params) if perturbed else ()
+    local, tally, perturbation = counted_loop(num_steps, body, (local, nothing, no_change))
     upload, client = algorithm.finish(local, context)
-    return upload, client, tally
+    noted = ({}, {})
+    if watch:
+        end = get_variables(local).params
+        noted = diagnostics.of_client(watch, start.params, end, perturbation)
+    return upload, client, tally, noted
 
 
 def counted_loop(count: jax.Array | int, body: Callable[[Any, jax.Array], Any], carry: Any) -> Any:
@@ -115,7 +130,8 @@ def _refuse(_, cotangent):
     raise ValueError(
         "Reverse-mode differentiation (jax.grad, jax.vjp) needs a fixed number of local steps, but"
         " the number is dynamic here: local_steps is a traced value, a schedule or one value per"
-        " client, or local_epochs or a full-batch probe depends on each client's size. Pass"
+        " client, the sampler lets clients fall short of it, or local_epochs or a full-batch probe"
+        " depends on each client's size. Pass"
         " local_steps as a Python int (and no num_steps to a round function), or use forward mode"
         " (jax.jvp, jax.jacfwd), which works in all of these cases."
     )

@@ -33,6 +33,7 @@ class Log:
         infos = jax.tree.map(lambda x: np.asarray(x)[:played], infos)
         rows = {name: getattr(infos, name) for name in _COLUMNS}
         rows |= {f"train_{name}": values for name, values in infos.metrics.items()}
+        rows |= infos.diagnostics
         good = np.asarray(infos.finite)
         if not good.all():
             self._failure = jax.tree.map(lambda x: x[-1], infos)._asdict()

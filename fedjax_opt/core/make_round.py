@@ -1,6 +1,6 @@
 """A compiled round over explicit minibatches: any source of data, and any oracle, can drive it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt.core import checks, strategies
+from fedjax_opt.core import diagnostics as watching
 from fedjax_opt.core.algorithm import Algorithm
 from fedjax_opt.core.model import Model
 from fedjax_opt.core.round import Feeding, Info, federated_round
@@ -17,7 +18,10 @@ from fedjax_opt.core.strategies import Strategy
 
 
 def make_round(
-    algorithm: Algorithm, model: Model, strategy: str | Strategy = "auto"
+    algorithm: Algorithm,
+    model: Model,
+    strategy: str | Strategy = "auto",
+    diagnostics: Sequence[str] = (),
 ) -> Callable[..., tuple[FederatedState, Info]]:
     """A compiled federated round.
 
@@ -32,9 +36,9 @@ def make_round(
       - `cohort`: int `[S]`, the ids of the clients that take part.
       - `batches`: a pytree with leading axes `[S, K, B]`.
       - `weights`: `[S]`, aggregation weights, normalised here; uniform by default.
-      - `num_steps`: an int or `[S]`, how many of the K steps each client takes; all by default. It
-        is traced: another value compiles nothing. Without it the round can be differentiated in
-        reverse mode.
+      - `num_steps`: an int or `[S]`, how many of the K steps each client takes; all by default. In
+        `[S]`, 0 is a client that never reported. It is traced: another value compiles nothing. Without
+        it the round can be differentiated in reverse mode.
       - `mask`: bool `[S, K, B]`, which rows of the batches count.
       - `probe_batches`, `probe_mask`: `[S, P, B']`, for algorithms with a probe: all of each
         client's data, in P parts; an algorithm that probes one minibatch takes the first.
@@ -49,6 +53,8 @@ def make_round(
       model: the model.
       strategy: how the client axis is executed: 'scan', 'vmap', 'chunked', 'sharded', 'auto', or a
         `Strategy`.
+      diagnostics: what to measure of the clients' drift: any of 'client_distance',
+        'client_update_norm' and 'perturbation_norm'; see `Info.diagnostics`.
 
     Returns:
       The round function.
@@ -68,6 +74,7 @@ def make_round(
       1.0
     """
     strategy = strategies.resolve(strategy)
+    watch = watching.check(diagnostics, allowed=watching.NAMES[:3])
     settled: dict[Any, Strategy] = {}
 
     def round_fn(
@@ -91,19 +98,19 @@ def make_round(
                 lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)),
                 (algorithm, state, *inputs),
             )
-            return _compiled.lower(abstract[0], model, option, *abstract[1:])
+            return _compiled.lower(abstract[0], model, option, watch, *abstract[1:])
 
         shapes = tuple((x.shape, x.dtype) for x in jax.tree.leaves((state.server, inputs)))
         if shapes not in settled:
             check_state(algorithm, state)
             settled[shapes] = strategies.settle(strategy, len(inputs[0]), lower)
-        return _compiled(algorithm, model, settled[shapes], state, *inputs)
+        return _compiled(algorithm, model, settled[shapes], watch, state, *inputs)
 
     return round_fn
 
 
-@partial(jax.jit, static_argnames=("model", "strategy"))
-def _compiled(algorithm, model, strategy, state, cohort, feed, weights, num_steps):
+@partial(jax.jit, static_argnames=("model", "strategy", "watch"))
+def _compiled(algorithm, model, strategy, watch, state, cohort, feed, weights, num_steps):
     feeding = Feeding(draw=_draw, full=_full, extra=_extra, shared=(), feed=feed)
     size, steps = jax.tree.leaves(feed[0])[0].shape[:2]
     static_steps = steps if num_steps is None else None
@@ -112,7 +119,7 @@ def _compiled(algorithm, model, strategy, state, cohort, feed, weights, num_step
     )
     weights = jnp.ones(size) if weights is None else weights
     return federated_round(
-        algorithm, model, strategy, state, cohort, feeding, weights, num_steps, static_steps
+        algorithm, model, strategy, state, cohort, feeding, weights, num_steps, static_steps, watch
     )
 
 
@@ -229,7 +236,7 @@ def check_weights(weights: Any, size: int) -> jax.Array | None:
 
 
 def check_num_steps(num_steps: Any, size: int, steps: int) -> jax.Array:
-    """Local steps, an int or `[S]`, between 1 and the K that the batches hold."""
+    """Local steps between 1 and the K that the batches hold; in `[S]` 0 for who never reported."""
     num_steps = checks.as_array("num_steps", num_steps)
     if jnp.shape(num_steps) not in ((), (size,)):
         raise ValueError(
@@ -240,9 +247,9 @@ def check_num_steps(num_steps: Any, size: int, steps: int) -> jax.Array:
         raise ValueError(f"num_steps must be whole, got {jnp.result_type(num_steps)}.")
     if not checks.is_traced(num_steps):
         known = np.asarray(num_steps)
-        if known.min() < 1 or known.max() > steps:
+        if known.min() < (0 if known.ndim else 1) or known.max() > steps:
             raise ValueError(
-                f"num_steps must lie between 1 and {steps}, the steps that batches hold, got"
-                f" {num_steps}."
+                f"num_steps must lie between 1 and {steps}, the steps that batches hold (or be 0 in a"
+                f" list, for a client that never reported), got {num_steps}."
             )
     return jnp.minimum(jnp.asarray(num_steps, jnp.int32), steps)

@@ -108,12 +108,14 @@ class Objective(NamedTuple):
       key: this step's key; None in evaluation.
       mask: `[B]`, true for the rows that count; None where all do.
       penalties: functions of (variables, Evaluation) added to the loss before it is differentiated.
+      transforms: functions of the gradient of all that, such as clipping, applied one after the other.
     """
 
     model: Model
     key: jax.Array | None = None
     mask: jax.Array | None = None
     penalties: tuple[Penalty, ...] = ()
+    transforms: tuple[Callable[[Any], Any], ...] = ()
 
     def evaluate(self, variables: Variables, batch: Any) -> Evaluation:
         """The loss of the model (penalties left out), its next state, metrics and features."""
@@ -127,7 +129,7 @@ class Objective(NamedTuple):
         return Evaluation(loss, state, metrics, aux.features)
 
     def gradient(self, variables: Variables, batch: Any) -> tuple[Any, Evaluation]:
-        """The gradient of loss and penalties with respect to `params`, and the evaluation."""
+        """The gradient of loss and penalties with respect to `params`, transformed; the evaluation."""
 
         def total(params):
             here = variables._replace(params=params)
@@ -135,11 +137,18 @@ class Objective(NamedTuple):
             extra = sum(penalty(here, evaluation) for penalty in self.penalties)
             return evaluation.loss + extra, evaluation
 
-        return jax.grad(total, has_aux=True)(variables.params)
+        gradient, evaluation = jax.grad(total, has_aux=True)(variables.params)
+        for transform in self.transforms:
+            gradient = transform(gradient)
+        return gradient, evaluation
 
     def with_penalty(self, penalty: Penalty) -> "Objective":
         """The objective with one more term; the loss that is reported stays the model's own."""
         return self._replace(penalties=(*self.penalties, penalty))
+
+    def with_transform(self, transform: Callable[[Any], Any]) -> "Objective":
+        """The objective whose gradients are transformed once more, after its penalties."""
+        return self._replace(transforms=(*self.transforms, transform))
 
 
 def _check_loss(loss: Any, aux: Any) -> None:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.core import local, strategies, trees
+from fedjax_opt.core import aggregate, diagnostics, local, strategies, trees
 from fedjax_opt.core.algorithm import (
     Algorithm,
     Context,
@@ -41,6 +41,7 @@ class Info(NamedTuple):
       bad_step: the first local step with a non-finite loss, by client `[S]`; -1 if none.
       finite: whether losses and the aggregate were finite. If not, the round was not applied: the
         state is the last good one.
+      diagnostics: what was asked for, by name; see `fedjax_opt.core.diagnostics`.
     """
 
     round: jax.Array
@@ -53,6 +54,7 @@ class Info(NamedTuple):
     num_steps: jax.Array
     bad_step: jax.Array
     finite: jax.Array
+    diagnostics: dict[str, jax.Array]
 
 
 class Feeding(NamedTuple):
@@ -92,6 +94,7 @@ def federated_round(
     weights: jax.Array,
     num_steps: jax.Array,
     static_steps: int | None,
+    watch: tuple[str, ...] = (),
 ) -> tuple[FederatedState, Info]:
     """One round, to be called inside a compiled program; see `make_round` for the arguments.
 
@@ -124,11 +127,11 @@ def federated_round(
             )
             assert algorithm.probe is not None  # as above: this is the same algorithm, traced
             own = algorithm.probe(message, client.state, probe_data)
-            sent = own.shared if isinstance(own, Kept) else own
-            return _weighted(sent, client), own
+            return _summed(algorithm, _sent(own), client), own
 
         report, own_reports = strategies.map_reduce(strategy, probe, shared, clients, _pad)
-        report = _finish_mean(report, count)
+        report = _mean(algorithm, report, _sent(own_reports), weights, present)
+        own_reports = _without_markers(own_reports)
         clients = clients._replace(own_report=own_reports)
 
     def train(shared_and_report, client):
@@ -145,7 +148,7 @@ def federated_round(
             participation=participation,
             round=round_number,
         )
-        upload, new_state, tally = local.work(
+        upload, new_state, tally, (averaged, kept) = local.work(
             algorithm,
             model,
             partial(feeding.draw, examples),
@@ -153,6 +156,7 @@ def federated_round(
             client_key(round_key, client),
             context,
             client.num_steps if static_steps is None else static_steps,
+            watch,
         )
         contribution = upload
         if algorithm.receive is not None:
@@ -163,15 +167,20 @@ def federated_round(
             "first_loss": tally.first_loss,
             "metrics": jax.tree.map(lambda x: x / steps.astype(x.dtype), tally.metric_sums),
         }
-        means = _weighted({"noted": noted, "num_steps": steps}, client)
-        return (_weighted(contribution, client), means), (new_state, noted["loss"], tally.bad_step)
+        means = {"noted": noted, "num_steps": steps, "watched": averaged}
+        means = aggregate.weighted(means, *_say(client))
+        stacked = () if algorithm.aggregate is None else contribution
+        own = (new_state, noted["loss"], tally.bad_step, kept)
+        return (_summed(algorithm, contribution, client), means), (own, stacked)
 
-    (aggregate, means), (new_states, client_loss, bad_step) = strategies.map_reduce(
+    (summed, means), (own, contributions) = strategies.map_reduce(
         strategy, train, (shared, report), clients, _pad
     )
-    aggregate = _finish_mean(aggregate, count)
+    new_states, client_loss, bad_step, kept = own
+    means = aggregate.finish_mean(means, count)
+    mean = _mean(algorithm, summed, contributions, weights, present)
     facts = Facts(report, means["num_steps"], participation, state.round)
-    server = algorithm.server_step(state.server, aggregate, facts)
+    server = algorithm.server_step(state.server, mean, facts)
     losses_finite = jnp.all(jnp.isfinite(jnp.where(present, client_loss, 0)))
     finite = losses_finite & trees.all_finite(server)
     old_params = get_variables(state.server).params
@@ -185,6 +194,7 @@ def federated_round(
         num_steps=num_steps,
         bad_step=bad_step,
         finite=finite,
+        diagnostics=diagnostics.of_round(means["watched"], kept, present),
         **means["noted"],
     )
     state = FederatedState(
@@ -199,37 +209,53 @@ def federated_round(
     return state, info
 
 
-def _is_uniform(node: Any) -> bool:
-    return isinstance(node, Uniform)
+def full_gradient(
+    model: Model,
+    strategy: Strategy,
+    variables: Any,
+    feeding: Feeding,
+    weights: jax.Array,
+    key: jax.Array,
+) -> Any:
+    """The mean, by the weights, of the gradients of all clients on all of their data."""
+    ones = jnp.ones(weights.shape, jnp.int32)
+    ids = jnp.arange(weights.shape[0], dtype=jnp.int32)
+    clients = _Client(ids, (), feeding.feed, ones, weights / jnp.sum(weights), ())
+
+    def probe(shared, client):
+        variables, examples, key = shared
+        data = _probe_data(model, feeding, examples, client.feed, key)
+        return aggregate.weighted(data.full_gradient(variables), *_say(client)), ()
+
+    shared = (variables, feeding.shared, key)
+    return strategies.map_reduce(strategy, probe, shared, clients, _pad)[0]
 
 
-def _weighted(tree: Any, client: _Client) -> Any:
-    """One client's term of each mean; sums are kept in float32 or better."""
-    present = client.num_steps > 0
-
-    def term(node):
-        weight = present if _is_uniform(node) else client.weight
-
-        def scale(leaf):
-            wide = trees.sum_dtype(leaf.dtype)
-            # Selected, not multiplied: what an absent client computed may be anything, NaN too.
-            return jnp.where(present, weight.astype(wide) * leaf.astype(wide), 0)
-
-        return jax.tree.map(scale, node)
-
-    return jax.tree.map(term, tree, is_leaf=_is_uniform)
+def _say(client: _Client) -> tuple[jax.Array, jax.Array]:
+    """The weight of a client in each mean, and whether it has any."""
+    return client.weight, client.num_steps > 0
 
 
-def _finish_mean(tree: Any, count: jax.Array) -> Any:
-    """Turns uniform sums into means, and takes the marker off."""
+def _summed(algorithm: Algorithm, upload: Any, client: _Client) -> Any:
+    """What is summed over the clients: nothing where a rule wants to see all uploads at once."""
+    return aggregate.weighted(upload, *_say(client)) if algorithm.aggregate is None else ()
 
-    def finish(node):
-        if not _is_uniform(node):
-            return node
-        divide = lambda leaf: leaf / jnp.maximum(count, 1).astype(leaf.dtype)  # noqa: E731
-        return jax.tree.map(divide, node.value)
 
-    return jax.tree.map(finish, tree, is_leaf=_is_uniform)
+def _mean(algorithm: Algorithm, summed: Any, stacked: Any, weights: Any, present: Any) -> Any:
+    if algorithm.aggregate is None:
+        return aggregate.finish_mean(summed, jnp.sum(present, dtype=jnp.int32))
+    return aggregate.apply(algorithm.aggregate, stacked, weights, present)
+
+
+def _without_markers(report: Any) -> Any:
+    """A client's own report as its work sees it."""
+    is_uniform = lambda node: isinstance(node, Uniform)  # noqa: E731
+    return jax.tree.map(lambda n: n.value if is_uniform(n) else n, report, is_leaf=is_uniform)
+
+
+def _sent(report: Any) -> Any:
+    """The part of a report that leaves its client."""
+    return report.shared if isinstance(report, Kept) else report
 
 
 def _pad(clients: _Client, extra: int) -> _Client:

@@ -1,23 +1,22 @@
 """Many rounds as one program: a pure scan that can be jitted, vmapped and differentiated."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.tree_util import Partial
 
 from fedjax_opt.core import batching as batches
-from fedjax_opt.core import checks, cohorts, strategies
-from fedjax_opt.core.algorithm import Algorithm
+from fedjax_opt.core import checks, strategies
+from fedjax_opt.core import diagnostics as watching
+from fedjax_opt.core.algorithm import Algorithm, get_variables
 from fedjax_opt.core.cohorts import Sampler
 from fedjax_opt.core.model import Model
-from fedjax_opt.core.round import Info, federated_round
-from fedjax_opt.core.state import FederatedState, check_state
+from fedjax_opt.core.preparation import Fixed, Traced, prepare
+from fedjax_opt.core.round import Info, federated_round, full_gradient
+from fedjax_opt.core.state import FederatedState
 from fedjax_opt.core.strategies import Strategy
-
-WEIGHTINGS = ("samples", "uniform")
 
 # Rounds are below 2^31 - 1, so this one never names a round's stream of random numbers.
 _COHORTS = 2**31 - 1
@@ -35,28 +34,6 @@ class Run(NamedTuple):
     history: Info
 
 
-class Fixed(NamedTuple):
-    """The part of a run that is compiled in; everything else may change without recompiling."""
-
-    model: Model
-    strategy: Strategy
-    batch_size: int
-    batching: str
-    weighting: str
-    full_batches: bool
-    static_steps: int | None
-    epochs: bool
-
-
-class Traced(NamedTuple):
-    """The part of a run that is an argument of the compiled program."""
-
-    algorithm: Algorithm
-    sampler: Sampler
-    local_steps: Any
-    data: Any
-
-
 def run_rounds(
     algorithm: Algorithm,
     model: Model,
@@ -72,6 +49,7 @@ def run_rounds(
     batching: str = "shuffled",
     weighting: str = "samples",
     strategy: str | Strategy = "auto",
+    diagnostics: Sequence[str] = (),
 ) -> Run:
     """Runs federated rounds as one compiled `lax.scan`.
 
@@ -97,6 +75,8 @@ def run_rounds(
       batching: 'shuffled' epochs that honour each client's size, or with 'replacement'.
       weighting: aggregate by 'samples' (n_i) or 'uniform'.
       strategy: how the client axis is executed; see `Strategy`.
+      diagnostics: what to measure of the clients' drift: any of 'client_distance',
+        'client_update_norm', 'perturbation_norm' and 'momentum_deviation'; see `Info.diagnostics`.
 
     Returns:
       A `Run`: the state, and the history of the rounds.
@@ -121,7 +101,7 @@ def run_rounds(
     traced, fixed = prepare(
         algorithm, model, data, state, cohort_size=cohort_size, sampler=sampler,
         batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs,
-        batching=batching, weighting=weighting, strategy=strategy,
+        batching=batching, weighting=weighting, strategy=strategy, diagnostics=diagnostics,
     )  # fmt: skip
     fixed = settle_strategy(traced, fixed, state)
     return _scan_rounds(traced, state, fixed, rounds)
@@ -139,14 +119,17 @@ def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[Fede
     """Draws the cohort, its minibatches and its numbers of steps, and plays the round."""
     data, sizes = traced.data, jnp.asarray(traced.data.sizes)
     cohort_key = jax.random.fold_in(state.key, _COHORTS)
-    cohort, present = traced.sampler.draw(cohort_key, state.round, sizes.shape[0])
+    cohort, done = traced.sampler.draw(cohort_key, state.round, sizes.shape[0])
+    present = done.astype(bool)
     cohort = jnp.where(present, cohort, 0)
     steps = _local_steps(traced, fixed, state.round, cohort, sizes)
+    if traced.sampler.falls_short:
+        steps = jnp.maximum(jnp.ceil(done * steps.astype(done.dtype)).astype(jnp.int32), 1)
     weights = sizes[cohort] if fixed.weighting == "samples" else jnp.ones(cohort.shape)
     feeding = batches.feeding_from_data(
         data, cohort, fixed.batch_size, fixed.batching, fixed.full_batches
     )
-    return federated_round(
+    new_state, info = federated_round(
         traced.algorithm,
         fixed.model,
         fixed.strategy,
@@ -156,7 +139,29 @@ def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[Fede
         weights.astype(jnp.result_type(float)),
         jnp.where(present, steps, 0),
         fixed.static_steps,
+        fixed.diagnostics,
     )
+    if "momentum_deviation" in fixed.diagnostics:
+        deviation = _momentum_deviation(traced, fixed, state, sizes)
+        info = info._replace(diagnostics={**info.diagnostics, "momentum_deviation": deviation})
+    return new_state, info
+
+
+def _momentum_deviation(traced, fixed, state, sizes):
+    everyone = jnp.arange(sizes.shape[0], dtype=jnp.int32)
+    feeding = batches.feeding_from_data(
+        traced.data, everyone, fixed.batch_size, fixed.batching, fixed.full_batches
+    )
+    weights = sizes if fixed.weighting == "samples" else jnp.ones(sizes.shape)
+    gradient = full_gradient(
+        fixed.model,
+        fixed.strategy,
+        get_variables(traced.algorithm.broadcast(state.server)),
+        feeding,
+        weights.astype(jnp.result_type(float)),
+        jax.random.fold_in(state.key, state.round),
+    )
+    return watching.momentum_deviation(state.server, gradient)
 
 
 def _local_steps(traced, fixed, round_number, cohort, sizes):
@@ -177,44 +182,6 @@ def _local_steps(traced, fixed, round_number, cohort, sizes):
     return jnp.broadcast_to(jnp.maximum(value, 1), cohort.shape)
 
 
-def prepare(
-    algorithm, model, data, state, *, cohort_size, sampler, batch_size, local_steps, local_epochs,
-    batching, weighting, strategy,
-) -> tuple[Traced, Fixed]:  # fmt: skip
-    """Checks the arguments of a run, and parts what is traced from what is compiled in."""
-    check_state(algorithm, state)
-    num_clients = data.sizes.shape[0]
-    _check_population(state, num_clients)
-    sampler = _check_sampler(cohort_size, sampler, num_clients)
-    if (local_steps is None) == (local_epochs is None):
-        raise ValueError(
-            "Give either local_steps or local_epochs, got"
-            f" local_steps={local_steps!r} and local_epochs={local_epochs!r}."
-        )
-    name = "local_steps" if local_epochs is None else "local_epochs"
-    steps = _check_steps(name, local_steps if local_epochs is None else local_epochs, num_clients)
-    batch_size = checks.integer("batch_size", batch_size, low=1)
-    checks.choice("batching", batching, batches.BATCHINGS)
-    checks.choice("weighting", weighting, WEIGHTINGS)
-    full_batches = False
-    if not checks.is_traced(data.sizes):
-        sizes = np.asarray(data.sizes)
-        _check_nobody_is_empty(sizes)
-        full_batches = bool(np.all(sizes % batch_size == 0))
-    static = isinstance(steps, int) and local_epochs is None
-    fixed = Fixed(
-        model=model,
-        strategy=strategies.resolve(strategy),
-        batch_size=batch_size,
-        batching=batching,
-        weighting=weighting,
-        full_batches=full_batches,
-        static_steps=steps if static else None,
-        epochs=local_epochs is not None,
-    )
-    return Traced(algorithm, sampler, () if static else steps, data), fixed
-
-
 def settle_strategy(traced: Traced, fixed: Fixed, state: FederatedState) -> Fixed:
     """Settles 'auto' on an accelerator by what one compiled round needs."""
 
@@ -225,62 +192,3 @@ def settle_strategy(traced: Traced, fixed: Fixed, state: FederatedState) -> Fixe
         return _scan_rounds.lower(*abstract, fixed._replace(strategy=option), 1)
 
     return fixed._replace(strategy=strategies.settle(fixed.strategy, traced.sampler.size, lower))
-
-
-def _check_population(state, num_clients):
-    if not checks.is_traced(state.num_clients) and int(state.num_clients) != num_clients:
-        raise ValueError(
-            f"state was made for {int(state.num_clients)} clients, but data holds {num_clients}."
-        )
-
-
-def _check_sampler(cohort_size, sampler, num_clients) -> Sampler:
-    if (cohort_size is None) == (sampler is None):
-        raise ValueError(
-            f"Give either cohort_size or sampler, got cohort_size={cohort_size!r} and"
-            f" sampler={sampler!r}."
-        )
-    if sampler is None:
-        sampler = cohorts.uniform(checks.integer("cohort_size", cohort_size, low=1))
-    if not isinstance(sampler, Sampler):
-        raise ValueError(f"sampler must be a Sampler of fedjax_opt.cohorts, got {sampler!r}.")
-    for name, needed in (
-        ("cohort_size", sampler.size),
-        ("sampler's pool_size", sampler.least_population or 0),
-    ):
-        if needed > num_clients:
-            raise ValueError(
-                f"{name} must not be larger than the population of {num_clients} clients, got"
-                f" {needed}."
-            )
-    if sampler.population not in (None, num_clients):
-        raise ValueError(
-            f"sampler was made for {sampler.population} clients, but data holds {num_clients}."
-        )
-    return sampler
-
-
-def _check_steps(name: str, steps: Any, num_clients: int) -> Any:
-    if callable(steps):
-        return steps if isinstance(steps, Partial) else Partial(steps)
-    if isinstance(steps, (int, np.integer)) and not isinstance(steps, bool):
-        return checks.integer(name, steps, low=1)
-    steps = checks.as_array(name, steps)
-    if jnp.shape(steps) not in ((), (num_clients,)):
-        raise ValueError(
-            f"{name} must be a whole number, one per client [{num_clients}] or a function of the"
-            f" round, got shape {jnp.shape(steps)}."
-        )
-    if not jnp.issubdtype(jnp.result_type(steps), jnp.integer):
-        raise ValueError(f"{name} must be whole, got {jnp.result_type(steps)}.")
-    checks.number(name, steps, low=1)
-    return jnp.asarray(steps, jnp.int32)
-
-
-def _check_nobody_is_empty(sizes: np.ndarray) -> None:
-    empty = np.flatnonzero(sizes == 0)
-    if len(empty):
-        raise ValueError(
-            f"data must have no empty client to train on, but {len(empty)} hold no example, client"
-            f" {empty[0]} among them. Select the others: data[data.sizes > 0]."
-        )

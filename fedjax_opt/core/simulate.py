@@ -1,7 +1,7 @@
 """A run driven from the host, in chunks: progress, evaluation, callbacks, checkpoints between them."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +17,8 @@ from fedjax_opt.core.checkpoint import Checkpoints
 from fedjax_opt.core.cohorts import Sampler
 from fedjax_opt.core.log import Log
 from fedjax_opt.core.model import Model, Variables
-from fedjax_opt.core.run import Fixed, Traced, one_round, prepare, settle_strategy
+from fedjax_opt.core.preparation import Fixed, Traced, prepare
+from fedjax_opt.core.run import one_round, settle_strategy
 from fedjax_opt.core.state import FederatedState, init_state
 from fedjax_opt.core.strategies import Strategy, place
 
@@ -30,7 +31,8 @@ class Result(NamedTuple):
     Attributes:
       state: the final state; pass it to another run to go on.
       history: arrays with one row per round: `round`, `loss`, `first_loss`, `update_norm`, `cohort`,
-        `client_loss`, `num_steps`, and the model's metrics as `train_<name>`.
+        `client_loss`, `num_steps`, the model's metrics as `train_<name>`, and diagnostics by
+        name.
       evaluations: arrays with one row per evaluation: `round`, `seconds`, and the test set's metrics
         by name; with a `client_test`, also `client_<name>` `[evaluations, N]`.
       seconds: wall-clock seconds, compilation included.
@@ -71,6 +73,7 @@ def simulate(
     batching: str = "shuffled",
     weighting: str = "samples",
     strategy: str | Strategy = "auto",
+    diagnostics: Sequence[str] = (),
     seed: int = 0,
     state: FederatedState | None = None,
     test: Any = None,
@@ -101,6 +104,7 @@ def simulate(
       batching: 'shuffled' epochs, or with 'replacement'.
       weighting: aggregate by 'samples' or 'uniform'.
       strategy: how the client axis is executed; see `Strategy`.
+      diagnostics: what to measure of the clients' drift, as for `run_rounds`; in the history by name.
       seed: of the model's initial variables and of everything drawn later.
       state: where to start instead; the seed is then not used.
       test: a test set, a pytree of arrays `[n, ...]`, evaluated every `evaluate_every` rounds.
@@ -139,7 +143,7 @@ def simulate(
     traced, fixed = prepare(
         algorithm, model, data, start, cohort_size=cohort_size, sampler=sampler,
         batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs,
-        batching=batching, weighting=weighting, strategy=strategy,
+        batching=batching, weighting=weighting, strategy=strategy, diagnostics=diagnostics,
     )  # fmt: skip
     fixed = settle_strategy(traced, fixed, start)
     log = Log()

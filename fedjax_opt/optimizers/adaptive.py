@@ -35,6 +35,11 @@ class AdaptiveStats(NamedTuple):
     v: Any
     count: Any
 
+    @property
+    def gradient_estimate(self) -> Any:
+        """m, a mean of gradients."""
+        return self.m
+
 
 def adam(
     learning_rate: Any, b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3, initial_v: Any = 1.0

@@ -22,6 +22,11 @@ class SgdmStats(NamedTuple):
     m: Any
     count: Any
 
+    @property
+    def gradient_estimate(self) -> Any:
+        """m, a mean of gradients."""
+        return self.m
+
 
 def sgdm(learning_rate: Any, beta: Any = 0.9) -> Triple:
     """Stochastic gradient descent with (normalised) momentum.

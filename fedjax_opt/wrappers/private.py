@@ -112,6 +112,7 @@ def private(
         receive=algorithm.receive,
         server_step=Partial(_server_step, algorithm),
         personal=Partial(_personal, algorithm, chosen),
+        aggregate=algorithm.aggregate,
     )
 
 

@@ -7,6 +7,8 @@ hyperparameters are its own. What constant steps reach on heterogeneous quadrati
   otherwise  a point near the optimum in full participation, at least twice as near with a quarter of
              the learning rate, unless it is `biased`: then it minimises another objective, whose
              minimum is near whatever the step.
+
+The model of a `uniform` one follows a sum over clients whatever their weights (FedDyn's h).
 """
 
 from collections.abc import Callable
@@ -22,6 +24,7 @@ class Row(NamedTuple):
     make: Callable[[Any], fo.Algorithm]
     exact: tuple[str, ...] = ()
     biased: bool = False
+    uniform: bool = False
     learning_rate: float = 0.04
     rounds: int = 400
 
@@ -35,15 +38,9 @@ ROWS = {
     "fedavg": Row(lambda lr: fo.fedavg(opt.sgd(lr), 0.9)),
     "fedprox": Row(lambda lr: fo.fedprox(opt.sgd(lr), 0.3)),
     "fedavgm": Row(lambda lr: fo.fedavgm(opt.sgd(lr), 0.5, 0.7)),
-    "fedadam": Row(
-        lambda lr: fo.fedadam(opt.sgd(lr), 0.1, eps=0.1, initial_v=0.01), "neighbourhood"
-    ),
-    "fedyogi": Row(
-        lambda lr: fo.fedyogi(opt.sgd(lr), 0.1, eps=0.1, initial_v=0.01), "neighbourhood"
-    ),
-    "fedadagrad": Row(
-        lambda lr: fo.fedadagrad(opt.sgd(lr), 0.3, eps=0.1, initial_v=0.01), "neighbourhood"
-    ),
+    "fedadam": Row(lambda lr: fo.fedadam(opt.sgd(lr), 0.1, eps=0.1, initial_v=0.01)),
+    "fedyogi": Row(lambda lr: fo.fedyogi(opt.sgd(lr), 0.1, eps=0.1, initial_v=0.01)),
+    "fedadagrad": Row(lambda lr: fo.fedadagrad(opt.sgd(lr), 0.3, eps=0.1, initial_v=0.01)),
     "mfl-sgdm": Row(lambda lr: fo.mfl(opt.sgdm(lr, 0.7))),
     "mfl-adam": Row(lambda lr: fo.mfl(opt.adam(lr, 0.7, 0.9999, 0.1))),
     "fedgbo-sgdm": Row(lambda lr: fo.fedgbo(opt.sgdm(lr, 0.7))),
@@ -62,8 +59,8 @@ ROWS = {
         rounds=600,
     ),
     "scaffold-m": Row(lambda lr: fo.scaffold_m(opt.sgd(lr), 0.5), ALWAYS),
-    "feddc": Row(lambda lr: fo.feddc(opt.sgd(lr), 0.1), ALWAYS),
-    "feddyn": Row(lambda lr: fo.feddyn(opt.sgd(lr), 2.0), ALWAYS),
+    "feddc": Row(lambda lr: fo.feddc(opt.sgd(lr), 0.1), ALWAYS, uniform=True),
+    "feddyn": Row(lambda lr: fo.feddyn(opt.sgd(lr), 2.0), ALWAYS, uniform=True),
     "adabest": Row(lambda lr: fo.adabest(opt.sgd(lr), 0.1, 0.5), biased=True),
     "mime": Row(lambda lr: fo.mime(opt.adam(lr, 0.7, 0.9, 0.5)), FULL),
     "mimemom": Row(lambda lr: fo.mimemom(opt.sgd(lr), 0.5), FULL),
@@ -75,6 +72,6 @@ ROWS = {
     "ghbm-server": Row(lambda lr: fo.ghbm_server(opt.sgd(lr), 2, 0.5)),
     "localghbm": Row(lambda lr: fo.localghbm(opt.sgd(lr), 0.5)),
     "fedhbm": Row(lambda lr: fo.fedhbm(opt.sgd(lr), 0.5)),
-    "fedmax": Row(lambda lr: fo.fedmax(opt.sgd(lr), 0.005), biased=True),
+    "fedmax": Row(lambda lr: fo.fedmax(opt.sgd(lr), 0.5), biased=True),
     "moon": Row(lambda lr: fo.moon(opt.sgd(lr), 0.05)),
 }

@@ -1,0 +1,106 @@
+"""How far clients drift apart: measured inside the round, for those who ask.
+
+    client_distance     mean over pairs of clients of 1 - cos(y_i, y_j), with y_i the final local models
+    client_update_norm  ||y_i - y_i0|| of each client `[S]`, y_i0 where it started
+    perturbation_norm   ||e||,  e = sum_i w_i (1 / K_i) sum_k (g_i(y_ik) - g_i(y_i0)), both gradients on
+                        the same minibatch: what local steps change in the mean gradient
+    momentum_deviation  ||m / ||m|| - f' / ||f'|| ||, with m what the server believes the gradient to be
+                        and f' the gradient of all clients on all of their data, at the model sent
+
+The first two cost a pass over the model per client, the third one or two gradients per local step, the
+last a pass over all data per round. Momentum has a unit of its own in every algorithm (a gradient, a
+sum of them, a displacement), so its direction is compared: 0 is the gradient's, sqrt(2) is at a right
+angle to it, 2 is the opposite. It is NaN while there is no momentum yet.
+
+References:
+  Mills et al. Accelerating federated learning with a global biased optimiser. 2022. Figure 1 and
+  equation 2.
+  Zaccone et al. Communication-efficient federated learning with generalized heavy-ball momentum. 2024.
+  Figure 1.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_opt.core import trees
+from fedjax_opt.core.algorithm import Uniform
+
+NAMES = ("client_distance", "client_update_norm", "perturbation_norm", "momentum_deviation")
+
+
+def check(names: Sequence[str], allowed: tuple[str, ...] = NAMES) -> tuple[str, ...]:
+    """Names of diagnostics, each once and in one order: they are compiled in."""
+    names = (names,) if isinstance(names, str) else tuple(names)
+    for name in names:
+        if name not in NAMES:
+            raise ValueError(f"diagnostics must be among {', '.join(NAMES)}; got {name!r}.")
+        if name not in allowed:
+            raise ValueError(
+                f"diagnostics={name!r} needs the data of all clients, which a round over explicit"
+                " minibatches does not have: use run_rounds or simulate."
+            )
+    return tuple(name for name in NAMES if name in names)
+
+
+def of_client(names: tuple[str, ...], start: Any, end: Any, perturbation: Any) -> tuple[Any, Any]:
+    """What is averaged over clients, and what is kept of each, from its parameters before and after."""
+    averaged, kept = {}, {}
+    if "client_distance" in names:
+        # Differences of unit vectors to a common one: close models lose no digits.
+        away = trees.subtract(_unit(end), _unit(start))
+        averaged["away"] = Uniform((away, trees.squared_norm(away)))
+    if "client_update_norm" in names:
+        kept["client_update_norm"] = jnp.sqrt(trees.squared_norm(trees.subtract(end, start)))
+    if "perturbation_norm" in names:
+        averaged["perturbation"] = perturbation
+    return averaged, kept
+
+
+def of_round(averaged: Any, kept: Any, present: jax.Array) -> dict[str, jax.Array]:
+    """The diagnostics of a round, by name."""
+    found = {name: jnp.where(present, value, 0) for name, value in kept.items()}
+    if "away" in averaged:
+        mean, mean_square = averaged["away"]
+        # The mean over pairs of ||u_i - u_j||^2 / 2, which is 1 - cos, from two sums over clients.
+        count = jnp.sum(present, dtype=mean_square.dtype)
+        spread = jnp.maximum(mean_square - trees.squared_norm(mean), 0)
+        found["client_distance"] = spread * count / jnp.maximum(count - 1, 1)
+    if "perturbation" in averaged:
+        found["perturbation_norm"] = jnp.sqrt(trees.squared_norm(averaged["perturbation"]))
+    return found
+
+
+def momentum_deviation(server: Any, gradient: Any) -> jax.Array:
+    """The distance of the directions of the server's momentum and of the full gradient."""
+    momentum = gradient_estimate(server)
+    nothing = trees.squared_norm(momentum) == 0
+    apart = jnp.sqrt(trees.squared_norm(trees.subtract(_unit(momentum), _unit(gradient))))
+    return jnp.where(nothing, jnp.nan, apart)
+
+
+def gradient_estimate(server: Any) -> Any:
+    """What a server state believes the gradient to be, up to a positive factor.
+
+    It is the property `gradient_estimate` of the state, of its optimiser's statistics, or of what it
+    wraps.
+    """
+    waiting = [server]
+    while waiting:
+        state = waiting.pop(0)
+        found = getattr(state, "gradient_estimate", None)
+        if jax.tree.leaves(found):
+            return found
+        inside = (getattr(state, name, None) for name in ("optimizer", "triple", "inner"))
+        waiting += [part for part in inside if part is not None]
+    raise ValueError(
+        "diagnostics='momentum_deviation' needs an algorithm whose server keeps a momentum (or another"
+        " estimate of the gradient, such as SCAFFOLD's c); this one keeps none."
+    )
+
+
+def _unit(tree: Any) -> Any:
+    norm = jnp.sqrt(trees.squared_norm(tree))
+    return trees.scale(1 / jnp.where(norm > 0, norm, 1), tree)

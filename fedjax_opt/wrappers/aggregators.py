@@ -1,0 +1,226 @@
+"""How a server makes one update of many: means, and rules that outliers cannot drag away.
+
+An aggregator is a function of (values `[S, ...]`, weights `[S]`). The weights sum to 1, and whoever has
+weight 0 has no say. The two means are summed from client to client; the others see all uploads at once,
+so the server holds S of them.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import Partial
+
+from fedjax_opt.core import Algorithm, Kept, Uniform, checks, trees
+
+
+def aggregated(algorithm: Algorithm, aggregator: Any) -> Algorithm:
+    """The algorithm with another rule for what its server makes of the uploads.
+
+    Each part of an upload (the change of the model, the change of a control variate) is aggregated on
+    its own, and so are the reports of a probe.
+
+    Args:
+      algorithm: any algorithm.
+      aggregator: `weighted_mean()`, `uniform_mean()`, `coordinate_median()`, `trimmed_mean(...)` or
+        `geometric_median(...)` of `fedjax_opt.aggregators`; or a function of your own,
+        (values `[S, ...]`, weights `[S]`) -> value, on any pytree.
+
+    Returns:
+      The algorithm with that aggregator.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> algorithm = fo.aggregated(
+      ...     fo.fedavg(fo.optimizers.sgd(0.1)), fo.aggregators.trimmed_mean(0.1)
+      ... )
+
+    Reference:
+      Yin, Chen, Ramchandran, Bartlett. Byzantine-robust distributed learning. ICML 2018.
+    """
+    if not callable(aggregator):
+        raise ValueError(
+            "aggregator must be a function of (values, weights), such as"
+            f" fedjax_opt.aggregators.coordinate_median(), got {aggregator!r}."
+        )
+    rule = getattr(aggregator, "func", aggregator)
+    if rule is _weighted_mean:
+        return algorithm._replace(aggregate=None)
+    if rule is _uniform_mean:
+        probe = algorithm.probe
+        return algorithm._replace(
+            aggregate=None,
+            receive=Partial(_uniform_receive, algorithm.receive),
+            probe=None if probe is None else Partial(_uniform_probe, probe),
+        )
+    return algorithm._replace(aggregate=aggregator)
+
+
+def weighted_mean() -> Partial:
+    """The mean by the round's weights: every algorithm's own rule.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> rule = fo.aggregators.weighted_mean()
+      >>> float(rule(jnp.array([0.0, 10.0]), jnp.array([0.75, 0.25])))
+      2.5
+    """
+    return Partial(_weighted_mean)
+
+
+def uniform_mean() -> Partial:
+    """The plain mean over the clients that reported, whatever the round's weights.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> rule = fo.aggregators.uniform_mean()
+      >>> float(rule(jnp.array([0.0, 10.0]), jnp.array([0.75, 0.25])))
+      5.0
+    """
+    return Partial(_uniform_mean)
+
+
+def coordinate_median() -> Partial:
+    """The median of each coordinate over the clients with a say, all of one weight.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> rule = fo.aggregators.coordinate_median()
+      >>> float(rule(jnp.array([1.0, 2.0, 1e9]), jnp.full(3, 1 / 3)))
+      2.0
+
+    Reference:
+      Yin, Chen, Ramchandran, Bartlett. Byzantine-robust distributed learning. ICML 2018.
+    """
+    return Partial(_median)
+
+
+def trimmed_mean(fraction: Any = 0.1) -> Partial:
+    """The mean of each coordinate without its largest and its smallest values.
+
+    Of n clients with a say, floor(fraction n) are left out at either end; the rest have one weight.
+
+    Args:
+      fraction: what is left out at either end, in [0, 1/2).
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> rule = fo.aggregators.trimmed_mean(0.25)
+      >>> float(rule(jnp.array([-1e9, 1.0, 3.0, 1e9]), jnp.full(4, 1 / 4)))
+      2.0
+
+    Reference:
+      Yin, Chen, Ramchandran, Bartlett. Byzantine-robust distributed learning. ICML 2018.
+    """
+    fraction = checks.number("fraction", fraction, low=0.0, high=0.5, open_high=True)
+    return Partial(_trimmed_mean, fraction)
+
+
+def geometric_median(iterations: int = 32, smoothing: Any = 1e-6) -> Partial:
+    """The point with the smallest weighted sum of distances to the clients' values.
+
+    Weiszfeld's iteration from the weighted mean: z <- sum_i b_i v_i / sum_i b_i with
+    b_i = w_i / max(smoothing, ||v_i - z||).
+
+    Args:
+      iterations: how many, at least 1.
+      smoothing: the distance below which two points count as the same, positive.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> rule = fo.aggregators.geometric_median()
+      >>> values = jnp.array([[0.0, 0.0], [0.0, 0.0], [8.0, 6.0]])
+      >>> bool(jnp.all(jnp.abs(rule(values, jnp.full(3, 1 / 3))) < 1e-3))
+      True
+
+    Reference:
+      Pillutla, Kakade, Harchaoui. Robust aggregation for federated learning. IEEE TSP 2022.
+    """
+    iterations = checks.integer("iterations", iterations, low=1)
+    smoothing = checks.number("smoothing", smoothing, low=0.0, open_low=True)
+    return Partial(_geometric_median, iterations, smoothing)
+
+
+def _weighted_mean(values, weights):
+    def mean(leaf):
+        return jnp.tensordot(weights.astype(leaf.dtype), _heard(leaf, weights, 0), axes=1)
+
+    return jax.tree.map(mean, values)
+
+
+def _uniform_mean(values, weights):
+    return _weighted_mean(values, _votes(weights))
+
+
+def _uniform_receive(receive, upload, num_steps):
+    contribution = upload if receive is None else receive(upload, num_steps)
+    return _uniformly(contribution)
+
+
+def _uniform_probe(probe, message, client, probe_data):
+    report = probe(message, client, probe_data)
+    if isinstance(report, Kept):
+        return Kept(_uniformly(report.shared), report.own)
+    return _uniformly(report)
+
+
+def _uniformly(tree):
+    is_uniform = lambda node: isinstance(node, Uniform)  # noqa: E731
+    plain = jax.tree.map(lambda n: n.value if is_uniform(n) else n, tree, is_leaf=is_uniform)
+    return Uniform(plain)
+
+
+def _votes(weights):
+    """Weights that are all the same for those who have a say."""
+    voters = (weights > 0).astype(weights.dtype)
+    return voters / jnp.maximum(jnp.sum(voters), 1)
+
+
+def _heard(leaf, weights, instead):
+    """The values of those who have a say; others may have computed anything, NaN too."""
+    has_say = (weights > 0).reshape(-1, *[1] * (leaf.ndim - 1))
+    return jnp.where(has_say, leaf, jnp.asarray(instead, leaf.dtype))
+
+
+def _median(values, weights):
+    count = jnp.sum(weights > 0, dtype=jnp.int32)
+    lower, upper = jnp.maximum((count - 1) // 2, 0), count // 2
+
+    def median(leaf):
+        # Those without a say come last.
+        ordered = jnp.sort(_heard(leaf, weights, jnp.inf), axis=0)
+        return (ordered[lower] + ordered[upper]) / 2
+
+    return jax.tree.map(median, values)
+
+
+def _trimmed_mean(fraction, values, weights):
+    count = jnp.sum(weights > 0, dtype=jnp.int32)
+    cut = jnp.floor(jnp.asarray(fraction, weights.dtype) * count.astype(weights.dtype))
+    cut = cut.astype(jnp.int32)
+
+    def mean(leaf):
+        ordered = jnp.sort(_heard(leaf, weights, jnp.inf), axis=0)
+        place = jnp.arange(leaf.shape[0], dtype=jnp.int32)
+        inside = ((place >= cut) & (place < count - cut)).reshape(-1, *[1] * (leaf.ndim - 1))
+        kept = jnp.maximum(count - 2 * cut, 1).astype(leaf.dtype)
+        return jnp.sum(jnp.where(inside, ordered, 0), axis=0) / kept
+
+    return jax.tree.map(mean, values)
+
+
+def _geometric_median(iterations, smoothing, values, weights):
+    values = jax.tree.map(lambda leaf: _heard(leaf, weights, 0), values)
+
+    def one(_, centre):
+        away = jax.tree.map(lambda v, z: v - z[None], values, centre)
+        distance = jnp.sqrt(jax.vmap(trees.squared_norm)(away))
+        pull = weights.astype(distance.dtype) / jnp.maximum(distance, smoothing)
+        return _weighted_mean(values, pull / jnp.sum(pull))
+
+    return jax.lax.fori_loop(0, iterations, one, _weighted_mean(values, weights))
