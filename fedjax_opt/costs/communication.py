@@ -6,31 +6,40 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from fedjax_opt.core import Algorithm, Aux, Context, Kept, Model, Objective, ProbeData, Variables
+from fedjax_opt.core import Algorithm, Aux, Context, Kept, Model, Objective, ProbeData, checks
 
 
 class Cost(NamedTuple):
-    """What one round costs one client, and what is kept between rounds, in bytes.
+    """What one round costs one client and the server, in bytes.
 
     Attributes:
       bytes_down: what a client downloads: the message, and the cohort's report if its work reads it.
       bytes_up: what a client uploads: its report if there is a probe, and its upload.
+      client_memory: what a client holds while it takes a local step: its local state, its own report
+        until it is sent, and what the step reads of the message, of the cohort's report and of the
+        client's own state. Gradients and activations are not in it, nor is a model that only the
+        difference y - x needs: a server could take that difference itself.
       client_state: what a client keeps between rounds.
+      server_memory: what the server holds while it aggregates: its state, and one sum of uploads; or
+        all uploads, under a rule that has to see them at once.
       server_state: what the server keeps between rounds.
     """
 
     bytes_down: int
     bytes_up: int
+    client_memory: int
     client_state: int
+    server_memory: int
     server_state: int
 
 
-def of(algorithm: Algorithm, variables: Any) -> Cost:
+def of(algorithm: Algorithm, variables: Any, cohort_size: int = 1) -> Cost:
     """The cost of an algorithm for a model, derived with `jax.eval_shape`.
 
     Args:
       algorithm: an `Algorithm`.
       variables: the model's `Variables`, or shapes of them.
+      cohort_size: S, which matters only to the memory of a server that must see all uploads at once.
 
     Returns:
       A `Cost`.
@@ -46,6 +55,7 @@ def of(algorithm: Algorithm, variables: Any) -> Cost:
       >>> fo.costs.of(fo.scaffold(fo.optimizers.sgd(0.1)), variables)[:2]
       (8000, 8000)
     """
+    checks.integer("cohort_size", cohort_size, low=1)
     server = jax.eval_shape(algorithm.init, variables)
     client = jax.eval_shape(algorithm.init_client, variables)
     message = jax.eval_shape(algorithm.broadcast, server)
@@ -56,11 +66,14 @@ def of(algorithm: Algorithm, variables: Any) -> Cost:
         report = jax.eval_shape(lambda m, c: probe(m, c, any_data), message, client)
     own_report = report
     report = report.shared if isinstance(report, Kept) else report
-    upload, reads_report = _client_work(algorithm, message, client, report, own_report)
+    work = _client_work(algorithm, variables, message, client, report, own_report)
+    uploads = 1 if algorithm.aggregate is None else cohort_size
     return Cost(
-        bytes_down=_size(message) + (_size(report) if reads_report else 0),
-        bytes_up=_size(report) + _size(upload),
+        bytes_down=_size(message) + (_size(report) if work.reads_report else 0),
+        bytes_up=_size(report) + _size(work.upload),
+        client_memory=work.memory + _size(own_report),
         client_state=_size(client),
+        server_memory=_size(server) + uploads * _size(work.contribution),
         server_state=_size(server),
     )
 
@@ -71,27 +84,58 @@ def _gradient(variables):
 
 
 def _loss(variables, batch, key):
-    """A loss that depends on all parameters, whatever it is of."""
+    """A loss that depends on all parameters, whatever it is of; so do its features."""
     del batch, key
-    return jnp.asarray(sum(jnp.sum(leaf) for leaf in jax.tree.leaves(variables.params))), Aux()
+    total = jnp.asarray(sum(jnp.sum(leaf) for leaf in jax.tree.leaves(variables.params)))
+    return total, Aux(features=total[None, None])
 
 
-def _client_work(algorithm, message, client, report, own_report):
-    objective = Objective(Model(init=lambda key, batch: Variables(()), loss=_loss))
+class _Work(NamedTuple):
+    upload: Any
+    contribution: Any
+    reads_report: bool
+    memory: int
+
+
+def _client_work(algorithm, variables, message, client, report, own_report):
+    objective = Objective(Model(init=lambda key, batch: variables, loss=_loss))
     whole = jax.ShapeDtypeStruct((), jnp.int32)
     fraction = jax.ShapeDtypeStruct((), jnp.result_type(float))
+    local = jax.eval_shape(algorithm.start, message, client)
 
-    def work(message, client, report, own_report, steps, participation):
-        context = Context(message, client, report, own_report, steps, steps, participation, steps)
-        local = algorithm.start(message, client)
-        local, _ = algorithm.step(local, objective, None, context)
-        return algorithm.finish(local, context)
+    def context(message, client, report, own_report, steps, participation):
+        return Context(message, client, report, own_report, steps, steps, participation, steps)
 
-    arguments = (message, client, report, own_report, whole, fraction)
-    closed, (upload, _) = jax.make_jaxpr(work, return_shape=True)(*arguments)
-    before = len(jax.tree.leaves((message, client)))
-    of_report = set(closed.jaxpr.invars[before : before + len(jax.tree.leaves(report))])
-    return upload, bool(of_report & _needed(closed.jaxpr))
+    def step(local, *known):
+        return algorithm.step(local, objective, None, context(*known))
+
+    def finish(local, *known):
+        upload, _ = algorithm.finish(local, context(*known))
+        if algorithm.receive is None:
+            return upload, upload
+        return upload, algorithm.receive(upload, known[4])
+
+    known = (message, client, report, own_report, whole, fraction)
+    program, _ = jax.make_jaxpr(step, return_shape=True)(local, *known)
+    ending, (upload, contribution) = jax.make_jaxpr(finish, return_shape=True)(local, *known)
+    read = _inputs_read(program, (local, message, client, report))
+    read_at_end = _inputs_read(ending, (local, message, client, report))
+    return _Work(
+        upload,
+        contribution,
+        bool(read[3] or read_at_end[3]),
+        _size(local) + sum(read[1:4]),
+    )
+
+
+def _inputs_read(closed, parts):
+    """The bytes of each of the first inputs, leaf by leaf, on which a program's outputs depend."""
+    needed, variables = _needed(closed.jaxpr), iter(closed.jaxpr.invars)
+    read = []
+    for part in parts:
+        leaves = [(next(variables), leaf) for leaf in jax.tree.leaves(part)]
+        read.append(sum(_size(leaf) for variable, leaf in leaves if variable in needed))
+    return read
 
 
 def _needed(jaxpr):
