@@ -89,9 +89,10 @@ def _broadcast(server):
 
 def _step(optimizer, alpha, local, objective, batch, context):
     gradient, evaluation = objective.gradient(local.variables, batch)
-    away = trees.subtract(local.variables.params, context.message.variables.params)
-    corrected = trees.add_scaled(trees.subtract(gradient, context.client.h), alpha, away)
-    return descend(optimizer, local, corrected, evaluation), evaluation
+    # What is the same in all steps stands together, so that the compiler takes it out of the loop.
+    constant = trees.add_scaled(context.client.h, alpha, context.message.variables.params)
+    penalised = trees.add_scaled(gradient, alpha, local.variables.params)
+    return descend(optimizer, local, trees.subtract(penalised, constant), evaluation), evaluation
 
 
 def _finish(alpha, local, context):

@@ -129,8 +129,7 @@ def _push(beta, model_of, context, at, target):
     """The target moved by (beta C / K) (model - a_i); not at all if there is no a_i yet."""
     away = trees.subtract(model_of(at, context), context.client.anchor)
     share = beta * context.participation * trees.reciprocal(context.num_steps)
-    # Selected, not multiplied by 0: what stands in a_i before the first time is no model.
-    away = trees.select(context.client.last_round >= 0, away, trees.zeros_like(away))
+    share = jnp.where(context.client.last_round >= 0, share, 0)
     return target._replace(variables=push(target.variables, share, away))
 
 

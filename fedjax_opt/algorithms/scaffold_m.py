@@ -93,8 +93,10 @@ def _start(message, client):
 def _step(optimizer, beta, local, objective, batch, context):
     gradient, evaluation = objective.gradient(local.variables, batch)
     local = add_to_mean(local, gradient, context)
+    # What is the same in all steps stands together, so that the compiler takes it out of the loop.
     correction = trees.subtract(context.message.control, context.client.control)
-    mixed = mix(beta, trees.add(gradient, correction), context.message.direction)
+    constant = mix(beta, correction, context.message.direction)
+    mixed = trees.add_scaled(constant, beta, gradient)
     return descend(optimizer, local, mixed, evaluation), evaluation
 
 

@@ -16,9 +16,9 @@ class Cost(NamedTuple):
       bytes_down: what a client downloads: the message, and the cohort's report if its work reads it.
       bytes_up: what a client uploads: its report if there is a probe, and its upload.
       client_memory: what a client holds while it takes a local step: its local state, its own report
-        until it is sent, and what the step reads of the message, of the cohort's report and of the
-        client's own state. Gradients and activations are not in it, nor is a model that only the
-        difference y - x needs: a server could take that difference itself.
+        until it is sent, what the step reads of the message and of the cohort's report, and what its
+        work reads of the client's own state. Gradients and activations are not in it, nor is what only
+        a difference in the upload (y - x) needs: a server could take that difference itself.
       client_state: what a client keeps between rounds.
       server_memory: what the server holds while it aggregates: its state, and one sum of uploads; or
         all uploads, under a rule that has to see them at once.
@@ -124,7 +124,7 @@ def _client_work(algorithm, variables, message, client, report, own_report):
         upload,
         contribution,
         bool(read[3] or read_at_end[3]),
-        _size(local) + sum(read[1:4]),
+        _size(local) + read[1] + max(read[2], read_at_end[2]) + read[3],
     )
 
 
