@@ -1,4 +1,4 @@
-"""Who takes part, and what it does to training: five ways to draw a cohort.
+"""Who takes part, and what it does to training: seven ways to draw a cohort.
 
 Forty clients live in two time zones. Those of the first hold the digits 0 to 4, those of the second
 5 to 9, and a device can be reached mostly at night, when it is charging. A round is an hour.
@@ -8,6 +8,8 @@ Forty clients live in two time zones. Those of the first hold the digits 0 to 4,
     cyclic         one after the other, in a fixed order
     dynamic pool   out of a pool of 12 that is drawn anew every 12 rounds
     available      only clients that can be reached in this hour; empty slots stay empty
+    dropout        uniform, but half of the clients never report
+    stragglers     uniform, but half of the clients finish only some of their local steps
 
 Run:  python examples/unreliable_clients.py
 """
@@ -46,6 +48,8 @@ def main():
         "cyclic": fo.cohorts.cyclic(COHORT),
         "dynamic pool": fo.cohorts.dynamic_pool(COHORT, pool_size=12, every=12),
         "available": fo.cohorts.available(COHORT, availability()),
+        "dropout": fo.cohorts.unreliable(fo.cohorts.uniform(COHORT), dropout=0.5),
+        "stragglers": fo.cohorts.unreliable(fo.cohorts.uniform(COHORT), stragglers=0.5),
     }
     print(f"{clients.summary()}")
     print(f"FedAvg, {ROUNDS} rounds; accuracy on the test set of all digits\n")
