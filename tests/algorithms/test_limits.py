@@ -12,19 +12,19 @@ import fedjax_opt as fo
 from fedjax_opt import optimizers as opt
 from tests.algorithms import helpers
 
-MODEL = helpers.MODELS["logreg"]
+MODEL = helpers.LINEAR
 NUM_CLIENTS, STEPS, LR = 5, 3, 0.3
 
 
 def _problem(seed=0, **keywords):
     rng = np.random.default_rng(seed)
     rounds = helpers.random_rounds(rng, num_clients=NUM_CLIENTS, steps=STEPS, **keywords)
-    return helpers.random_params(rng, "logreg"), rounds
+    return helpers.random_params(rng, "linear"), rounds
 
 
-def _play(algorithm, params, rounds, model=MODEL):
-    states, _ = helpers.play(algorithm, model, params, rounds, num_clients=NUM_CLIENTS, steps=STEPS)
-    return states
+def _play(algorithm, params, rounds, model=MODEL, **keywords):
+    counts = {"num_clients": NUM_CLIENTS, "steps": STEPS}
+    return helpers.play(algorithm, model, params, rounds, **counts, **keywords)[0]
 
 
 # FedAvg ---------------------------------------------------------------------------------------
@@ -55,6 +55,53 @@ def test_is_fedavg(name):
     assert helpers.distance(states[0].variables, states[-1].variables) > 1e-2
 
 
+# An algorithm of one hyperparameter, the value at which it is FedAvg, and one nearby.
+LIMITS = {
+    "fedacg, lambda = 0": (lambda value: fo.fedacg(opt.sgd(LR), value), 0.0, 0.01),
+    "fedacg, beta = 0": (lambda value: fo.fedacg(opt.sgd(LR), 0.0, value), 0.0, 0.01),
+    "fedcm, alpha = 1": (lambda value: fo.fedcm(opt.sgd(LR), value), 1.0, 0.99),
+    "ghbm, tau = 1, beta = 0": (lambda value: fo.ghbm(opt.sgd(LR), 1, value), 0.0, 0.01),
+    "ghbm, tau = 3, beta = 0": (lambda value: fo.ghbm(opt.sgd(LR), 3, value), 0.0, 0.01),
+    "ghbm, nesterov, beta = 0": (
+        lambda value: fo.ghbm(opt.sgd(LR), 2, value, nesterov=True), 0.0, 0.01
+    ),
+    "ghbm_server, beta = 0": (lambda value: fo.ghbm_server(opt.sgd(LR), 2, value), 0.0, 0.01),
+    "fedadc, beta = 0": (lambda value: fo.fedadc(opt.sgd(LR), value), 0.0, 0.01),
+    "localghbm, beta = 0": (lambda value: fo.localghbm(opt.sgd(LR), value), 0.0, 0.01),
+    "fedhbm, beta = 0": (lambda value: fo.fedhbm(opt.sgd(LR), value), 0.0, 0.01),
+    "adabest, mu = 0": (lambda value: fo.adabest(opt.sgd(LR), value, 0.0), 0.0, 0.01),
+    "adabest, beta = 0": (lambda value: fo.adabest(opt.sgd(LR), 0.0, value), 0.0, 0.01),
+    "fedmax, beta = 0": (lambda value: fo.fedmax(opt.sgd(LR), value), 0.0, 0.01),
+    "moon, mu = 0": (lambda value: fo.moon(opt.sgd(LR), value), 0.0, 0.01),
+    "max_entropy, beta = 0": (
+        lambda value: fo.max_entropy(fo.fedgbo(opt.sgd(LR)), value), 0.0, 0.01
+    ),
+    "contrastive, mu = 0": (lambda value: fo.contrastive(fo.mfl(opt.sgd(LR)), value), 0.0, 0.01),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_is_fedavg_in_a_limit(name):
+    """With unequal weights and steps, in as many rounds as the longest memory needs; not near it."""
+    params, rounds = _problem(rounds=5)
+    make, limit, near = LIMITS[name]
+    expected = _play(fo.fedavg(opt.sgd(LR)), params, rounds)[-1].variables
+    helpers.assert_close(_play(make(limit), params, rounds)[-1].variables, expected, 1e-12)
+    moved = _play(make(near), params, rounds)[-1].variables
+    assert helpers.distance(moved, expected) > 1e-6
+    assert helpers.distance(params, expected.params) > 1e-2
+
+
+def test_ghbm_is_fedavg_until_tau_rounds_are_over():
+    """Whatever beta is: there is no model of tau rounds ago."""
+    params, rounds = _problem(rounds=5)
+    expected = _play(fo.fedavg(opt.sgd(LR)), params, rounds)
+    states = _play(fo.ghbm(opt.sgd(LR), 3, 0.9), params, rounds)
+    for t in range(4):
+        helpers.assert_close(states[t].variables, expected[t].variables, 1e-12)
+    assert helpers.distance(states[4].variables, expected[4].variables) > 1e-3
+
+
 def test_dsgd_with_one_step_is_fedavg():
     """One gradient at the global model each; with more, it is FedAvg on the larger minibatch."""
     params, rounds = _problem()
@@ -64,30 +111,34 @@ def test_dsgd_with_one_step_is_fedavg():
     helpers.assert_close(states[-1].variables, expected[-1].variables, 1e-12)
     merged = [
         {**rnd, "batches": [[tuple(map(np.concatenate, zip(*b, strict=True)))] for b in rnd["batches"]]}
-        for rnd in _equal_steps(rounds)
+        for rnd in helpers.equal_steps(rounds, 2)
     ]  # fmt: skip
     expected = _play(fo.fedavg(opt.sgd(LR)), params, merged)
-    states = _play(fo.dsgd(opt.sgd(LR)), params, _equal_steps(rounds))
+    states = _play(fo.dsgd(opt.sgd(LR)), params, helpers.equal_steps(rounds, 2))
     helpers.assert_close(states[-1].variables, expected[-1].variables, 1e-12)
 
 
-def _equal_steps(rounds):
-    return [{**rnd, "batches": [(b * 2)[:2] for b in rnd["batches"]]} for rnd in rounds]
+CONTROLLED = {
+    "scaffold-1": fo.scaffold(opt.sgd(LR), 1),
+    "scaffold-2": fo.scaffold(opt.sgd(LR), 2),
+    "scaffold_m, beta = 1": fo.scaffold_m(opt.sgd(LR), 1.0),
+}
 
 
-@pytest.mark.parametrize("option", [1, 2])
-def test_scaffold_with_identical_clients_is_fedavg(option):
+@pytest.mark.parametrize("name", CONTROLLED)
+def test_scaffold_with_identical_clients_is_fedavg(name):
     """Everyone takes part, with the same data and minibatches: all c_i are c, and cancel."""
+    algorithm = CONTROLLED[name]
     params, rounds = _problem(size=NUM_CLIENTS)
     same = [
         {**rnd, "batches": rnd["batches"][:1] * NUM_CLIENTS, "full": rnd["full"][:1] * NUM_CLIENTS}
         for rnd in rounds
     ]
     expected = _play(fo.fedavg(opt.sgd(LR)), params, same)
-    states = _play(fo.scaffold(opt.sgd(LR), option), params, same)
+    states = _play(algorithm, params, same)
     helpers.assert_close(states[-1].variables, expected[-1].variables, 1e-12)
     assert helpers.distance(states[-1].server.control, states[0].server.control) > 1e-3
-    different = _play(fo.scaffold(opt.sgd(LR), option), params, rounds)
+    different = _play(algorithm, params, rounds)
     plain = _play(fo.fedavg(opt.sgd(LR)), params, rounds)
     assert helpers.distance(different[-1].variables, plain[-1].variables) > 1e-3
 
@@ -95,7 +146,7 @@ def test_scaffold_with_identical_clients_is_fedavg(option):
 def test_fedgbo_sgdm_keeps_the_normalised_displacement_as_its_momentum():
     """T(I(.)) collapses to m+ = (x - x+) / (eta K), which is FedCM's direction."""
     params, rounds = _problem()
-    states = _play(fo.fedgbo(opt.sgdm(LR, 0.9)), params, _equal_steps(rounds))
+    states = _play(fo.fedgbo(opt.sgdm(LR, 0.9)), params, helpers.equal_steps(rounds, 2))
     for before, after in itertools.pairwise(states):
         moved = jax.tree.map(
             lambda a, b: (a - b) / (LR * 2), before.variables.params, after.variables.params
@@ -123,6 +174,10 @@ WRAPPED = {
     "mimelite": fo.mimelite(opt.sgdm(LR)),
     "scaffold-1": fo.scaffold(opt.sgd(LR), 1),
     "scaffold-2": fo.scaffold(opt.sgd(LR), 2),
+    "mime": fo.mime(opt.sgdm(LR)),
+    "fedhbm": fo.fedhbm(opt.sgd(LR)),
+    "feddyn": fo.feddyn(opt.sgd(LR), 0.5),
+    "feddc": fo.feddc(opt.sgd(LR)),
 }
 
 
@@ -155,7 +210,7 @@ def test_server_optimizer_around_scaffold_is_both_by_hand():
     m, v = jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.ones_like, params)
     x, by_hand = params, fo.init_state(scaffold, params, NUM_CLIENTS)
     for rnd, ours in zip(rounds, states[1:], strict=True):
-        proposed = _one_round(scaffold, by_hand, rnd)
+        proposed = _play(scaffold, params, [rnd], state=by_hand)[-1]
         d = jax.tree.map(lambda a, b: a - b, x, proposed.variables.params)
         m = jax.tree.map(lambda m, d: b1 * m + (1 - b1) * d, m, d)
         v = jax.tree.map(lambda v, d: b2 * v + (1 - b2) * d**2, v, d)
@@ -166,25 +221,11 @@ def test_server_optimizer_around_scaffold_is_both_by_hand():
         helpers.assert_close((ours.server.optimizer.m, ours.server.optimizer.v), (m, v), 1e-12)
 
 
-def _one_round(algorithm, state, rnd):
-    """One more round from a given state."""
-    filled = [b + [b[-1]] * (STEPS - len(b)) for b in rnd["batches"]]
-    batches = {
-        name: np.stack([np.stack([batch[i] for batch in client]) for client in filled])
-        for i, name in enumerate(("x", "y"))
-    }
-    num_steps = np.array([len(b) for b in rnd["batches"]], np.int32)
-    cohort = np.array(rnd["clients"])
-    return fo.make_round(algorithm, MODEL, "scan")(
-        state, cohort, batches, rnd["weights"], num_steps
-    )[0]
-
-
 # Non-trainable state --------------------------------------------------------------------------
 
 
 def _stateful_loss(variables, batch, key):
-    """Logistic regression that keeps a running mean of its inputs and counts its steps."""
+    """Linear regression that keeps a running mean of its inputs and counts its steps."""
     state = variables.state
     running = 0.5 * state["mean"] + 0.5 * jnp.mean(batch["x"], axis=0)
     new = {"mean": running, "count": state["count"] + 1}
@@ -193,13 +234,24 @@ def _stateful_loss(variables, batch, key):
 
 
 STATEFUL = fo.Model(None, _stateful_loss)
+# Each has a server of its own, or keeps models on the clients.
+KEEPERS = WRAPPED | {
+    "fedacg": fo.fedacg(opt.sgd(LR), 0.5, 0.1),
+    "fedcm": fo.fedcm(opt.sgd(LR), 0.5, 0.7),
+    "ghbm": fo.ghbm(opt.sgd(LR), 1, 0.5, 0.7),
+    "ghbm_server": fo.ghbm_server(opt.sgd(LR), 1, 0.5, 0.7),
+    "ghbm_theory": fo.ghbm_theory(opt.sgd(LR), 2, 0.5, 0.7),
+    "scaffold_m": fo.scaffold_m(opt.sgd(LR), 0.5, 0.7),
+    "adabest": fo.adabest(opt.sgd(LR), 0.1, 0.5),
+    "moon": fo.moon(opt.sgd(LR)),
+}
 
 
-@pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.parametrize("name", KEEPERS)
 def test_state_is_averaged_whole_and_counters_are_rounded(name):
     """Running means by the weights, whatever the step sizes; counters to the nearest whole number."""
     params, rounds = _problem(rounds=2)
-    algorithm = WRAPPED[name]
+    algorithm = KEEPERS[name]
     state = {"mean": np.array([3.0, -1.0, 2.0]), "count": np.int32(10)}
     states = _play(algorithm, fo.Variables(params, state), rounds, STATEFUL)
     mean, count = state["mean"], 10
