@@ -1,7 +1,8 @@
 """Every published trajectory for which there is an algorithm, to 1e-12.
 
 Clients are scanned; that every other strategy gives the same numbers is what test_matrix.py asks, and
-MTFL, which has no row there, is played under each. The batch-norm models of MTFL are held to 1e-10, in the server's values and in each client's own.
+MTFL, which has no row there, is played under each. The batch-norm models of MTFL are held to 1e-10, in
+the server's values and in each client's own.
 """
 
 import contextlib

@@ -48,6 +48,7 @@ def test_the_arguments_that_the_others_spoil_are_right():
         ({"num_steps": 0}, "num_steps must lie between 1 and 2, .* got 0"),
         ({"num_steps": 3}, "num_steps must lie between 1 and 2, .* got 3"),
         ({"num_steps": np.array([1, 2, 3])}, r"num_steps must lie .* got \[1 2 3\]"),
+        ({"num_steps": [1, -1, 2]}, r"num_steps must lie .*be 0 in a list.* got \[ 1 -1  2\]"),
         ({"num_steps": np.array([1, 2])}, r"num_steps must be .* \[3\], got shape \(2,\)"),
         ({"num_steps": 1.0}, "num_steps must be whole, got float64"),
         ({"weights": np.zeros(3)}, r"weights must be at least 0 and not all 0, got \[0"),

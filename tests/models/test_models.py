@@ -49,6 +49,20 @@ def test_mlp_is_relu_layers(hidden):
     np.testing.assert_allclose(loss, _numpy_losses(x, BATCH["y"]).mean(), rtol=1e-12)
 
 
+@pytest.mark.parametrize("hidden", [[], [5], [5, 2]])
+def test_features_of_an_mlp_are_the_inputs_of_its_last_layer(hidden):
+    """Activations after the ReLU; the inputs themselves if there is no hidden layer."""
+    model = fo.models.mlp(hidden, num_classes=4)
+    variables = model.init(jax.random.key(1), BATCH)
+    features = BATCH["x"]
+    for i in range(len(hidden)):
+        layer = variables.params[f"layer_{i}"]
+        features = np.maximum(features @ np.asarray(layer["w"]) + np.asarray(layer["b"]), 0)
+    for key in (None, jax.random.key(2)):
+        _, aux = model.loss(variables, BATCH, key)
+        np.testing.assert_allclose(aux.features, features, rtol=1e-12)
+
+
 def test_mlp_starts_within_its_bounds():
     """Uniform within sqrt(6 / fan_in), the last layer within sqrt(1 / fan_in), biases at 0."""
     model = fo.models.mlp([300], num_classes=200)
@@ -89,6 +103,24 @@ def test_classifier_has_the_gradients_of_the_oracle():
     for name in params:
         np.testing.assert_allclose(gradient[name], grads[name], rtol=1e-12, atol=1e-14)
     assert model.init(jax.random.key(0), BATCH).params["w"].shape == (3, 4)
+
+
+def test_classifier_passes_on_the_features_that_it_is_given():
+    """Beside the same logits; there are none if `apply` returns the logits alone."""
+
+    def logits(params, x):
+        return x @ params
+
+    def both(params, x):
+        return x @ params, 2 * x
+
+    params = fo.Variables(jnp.asarray(RNG.normal(size=(3, 4))))
+    plain, rich = (fo.models.classifier(None, apply) for apply in (logits, both))
+    (loss, aux), (same, with_features) = (m.loss(params, BATCH, None) for m in (plain, rich))
+    assert aux.features is None
+    np.testing.assert_array_equal(with_features.features, 2 * BATCH["x"])
+    np.testing.assert_array_equal(same, loss)
+    np.testing.assert_array_equal(with_features.losses, aux.losses)
 
 
 # Flax -----------------------------------------------------------------------------------------
@@ -140,6 +172,37 @@ def test_module_without_extras_is_its_own_logits():
             _losses(model, variables, key), _numpy_losses(logits, BATCH["y"]), rtol=1e-5
         )
         assert model.loss(variables, BATCH32, key)[1].state is None
+
+
+class Headed(nn.Module):
+    """The layer with batch statistics, which also returns its penultimate activations."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.Dense(5)(x)
+        x = nn.relu(nn.BatchNorm(use_running_average=not train, momentum=0.8)(x))
+        return nn.Dense(4)(x), x
+
+
+def test_module_may_return_features_beside_its_logits():
+    """In training and in evaluation, whose activations differ; loss and state are as without."""
+    model = fo.models.from_linen(Headed(), train_argument="train")
+    variables = model.init(jax.random.key(0), BATCH32)
+    collections = {"params": variables.params, **variables.state}
+    seen = []
+    for key in (None, jax.random.key(1)):
+        (_, features), _ = Headed().apply(
+            collections, BATCH32["x"], train=key is not None, mutable=["batch_stats"]
+        )
+        loss, aux = model.loss(variables, BATCH32, key)
+        plain_loss, plain_aux = NORM.loss(variables, BATCH32, key)
+        np.testing.assert_allclose(aux.features, features, rtol=1e-6)
+        np.testing.assert_array_equal(loss, plain_loss)
+        assert plain_aux.features is None
+        assert jax.tree.structure(aux.state) == jax.tree.structure(plain_aux.state)
+        seen.append(np.asarray(aux.features))
+    assert seen[0].shape == (6, 5)
+    assert np.abs(seen[0] - seen[1]).max() > 1e-2
 
 
 def test_batch_statistics_move_in_training_alone():
