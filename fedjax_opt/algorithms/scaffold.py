@@ -22,7 +22,7 @@ import optax
 from jax.tree_util import Partial
 
 from fedjax_opt.algorithms.fedavg import descend, same_message
-from fedjax_opt.core import Algorithm, Uniform, Variables, checks, difference, move, trees
+from fedjax_opt.core import Algorithm, Kept, Uniform, Variables, checks, difference, move, trees
 from fedjax_opt.optimizers.triple import local_form
 
 
@@ -108,7 +108,8 @@ def init_client(variables):
 
 def _full_gradient(message, client, probe_data):
     del client
-    return probe_data.full_gradient(message.variables)
+    # Nobody else needs it: it goes up once, in the change of c_i.
+    return Kept(shared=(), own=probe_data.full_gradient(message.variables))
 
 
 def _start(optimizer, message, client):
@@ -138,7 +139,7 @@ def add_to_mean(local, gradient, context):
 
 def finish(local, context):
     """Uploads y - x and the change of c_i, which is the full or the mean local gradient."""
-    control = context.own_report if local.mean_gradient is None else local.mean_gradient
+    control = context.own_report.own if local.mean_gradient is None else local.mean_gradient
     delta = difference(local.variables, context.message.variables)
     change = trees.subtract(control, context.client.control)
     return Upload(delta, Uniform(change)), Client(control)

@@ -36,7 +36,7 @@ class Context(NamedTuple):
       message: what the server broadcast.
       client: the client's persistent state as it was before this round.
       report: the cohort's mean report; `()` for an algorithm without a probe.
-      own_report: this client's own report.
+      own_report: this client's own report; a `Kept` if its probe returned one.
       num_steps: K, the number of local steps this client takes in this round.
       step: the number of local steps already taken.
       participation: C = |S| / N, the fraction of all clients that the cohort is.

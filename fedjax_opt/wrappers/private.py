@@ -68,6 +68,13 @@ class Local(NamedTuple):
     message: Any
 
 
+class _OwnReport(NamedTuple):
+    """The private part of a report, and what the wrapped algorithm's probe keeps at home anyway."""
+
+    private: Any
+    kept: Any
+
+
 def private(
     algorithm: Algorithm, where: str | Sequence[str] | Callable[[str, Any], bool]
 ) -> Algorithm:
@@ -167,7 +174,11 @@ def _personal(algorithm, chosen, message, client):
 def _probe(algorithm, chosen, message, client, probe_data):
     full = _full_message(algorithm, chosen, message, client)
     report = algorithm.probe(full, client.inner, probe_data)
-    return Kept(*_split(report, get_variables(full), chosen))
+    kept = None
+    if isinstance(report, Kept):
+        report, kept = report
+    shared, own = _split(report, get_variables(full), chosen)
+    return Kept(shared, _OwnReport(own, kept))
 
 
 def _start(algorithm, chosen, message, client):
@@ -179,8 +190,10 @@ def _inside(context, local):
     """The context as the wrapped algorithm knows it, with every hole filled by the client's own."""
     report, own_report = context.report, context.own_report
     if isinstance(own_report, Kept):
-        report = _fill(report, own_report.own)
-        own_report = _fill(own_report.shared, own_report.own)
+        private_part, kept = own_report.own
+        report = _fill(report, private_part)
+        own_report = _fill(own_report.shared, private_part)
+        own_report = own_report if kept is None else Kept(own_report, kept)
     return context._replace(
         message=local.message,
         client=context.client.inner,
@@ -207,7 +220,9 @@ def _finish(algorithm, chosen, local, context):
     )
     server, variables = _own_server(algorithm, context.message, context.client)
     steps = context.num_steps.astype(jnp.result_type(float))
-    facts = Facts(inside.own_report, steps, jnp.ones_like(steps), context.round)
+    own_report = inside.own_report
+    own_report = own_report.shared if isinstance(own_report, Kept) else own_report
+    facts = Facts(own_report, steps, jnp.ones_like(steps), context.round)
     stepped = algorithm.server_step(server, contribution, facts)
     _, patch = _split(stepped, variables, chosen)
     shared, _ = _split(upload, variables, chosen)
