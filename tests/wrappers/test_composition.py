@@ -1,0 +1,361 @@
+"""Algorithms and wrappers put together: they run, they do what both say, or they say why not.
+
+The rounds ask five clients, of whom three report, with unequal weights and unequal numbers of steps.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_opt as fo
+from fedjax_opt import optimizers as opt
+from fedjax_opt.core import get_variables
+from tests.algorithms import helpers
+
+NUM_CLIENTS, STEPS, LR = 5, 3, 0.2
+B = "params/b"
+
+
+def _loss(variables, batch, key):
+    """Linear regression in two leaves; its features are what each input adds to the prediction."""
+    del key
+    features = batch["x"] * variables.params["w"][None, :]
+    errors = jnp.sum(features, axis=1) + variables.params["b"] - batch["y"].astype(features.dtype)
+    return jnp.mean(errors**2) / 2, fo.Aux(features=features)
+
+
+MODEL = fo.Model(None, _loss)
+PARAMS = {"w": np.array([0.8, -0.5, 0.3]), "b": np.array(0.4)}
+SGD, ADAM, SGDM = opt.sgd(LR), opt.adam(LR, eps=0.1), opt.sgdm(LR, 0.5)
+SCAFFOLD, GHBM, MIME = fo.scaffold(SGD), fo.ghbm(SGD, 2, 0.5), fo.mime(ADAM)
+FEDACG, FEDDYN = fo.fedacg(SGD, 0.5, beta=0.1), fo.feddyn(SGD, 2.0)
+LOCALGHBM, MOON = fo.localghbm(SGD), fo.moon(SGD, 0.5)
+TRIMMED = fo.aggregators.trimmed_mean
+
+COMBINATIONS = {
+    "FedMAX, FedGBO with Adam": fo.max_entropy(fo.fedgbo(ADAM), 0.5),
+    "FedProx, FedACG": fo.proximal(FEDACG, 0.3),
+    "SCAFFOLD, FedAdam": fo.server_optimizer(SCAFFOLD, opt.adam(0.1, eps=0.1)),
+    "GHBM": GHBM,
+    "GHBM, FedAdam": fo.server_optimizer(GHBM, opt.adam(0.1, eps=0.1)),
+    "MOON, FedACG": fo.contrastive(FEDACG, 0.5),
+    "FedProx, FedDC": fo.proximal(fo.feddc(SGD, 0.1), 0.8),
+    "FedMAX, MOON, SCAFFOLD": fo.max_entropy(fo.contrastive(SCAFFOLD, 0.5), 0.3),
+    "trimmed SCAFFOLD": fo.aggregated(SCAFFOLD, TRIMMED(0.34)),
+    "decayed, clipped Mime with Adam": fo.weight_decay(fo.clipped(MIME, 0.5), 0.1),
+    "private GHBM": fo.private(GHBM, B),
+    "private LocalGHBM": fo.private(LOCALGHBM, B),
+    "private FedDyn": fo.private(FEDDYN, B),
+    "private MOON": fo.private(MOON, B),
+    "private FedACG": fo.private(FEDACG, B),
+    "private FedGBO with SGDm, by its geometric median": fo.aggregated(
+        fo.private(fo.fedgbo(SGDM), B), fo.aggregators.geometric_median()
+    ),
+    "private, uniform Mime": fo.private(fo.aggregated(MIME, fo.aggregators.uniform_mean()), B),
+    "FedYogi, private SCAFFOLD-M": fo.server_optimizer(
+        fo.private(fo.scaffold_m(SGD, 0.5), B), opt.yogi(0.5, eps=0.1)
+    ),
+}
+
+
+def _rounds(seed=0, rounds=3):
+    """Arguments of a few rounds in which all are asked and two never report."""
+    rng = np.random.default_rng(seed)
+
+    def examples(*axes):
+        return {"x": rng.normal(size=(*axes, 4, 3)), "y": rng.normal(size=(*axes, 4))}
+
+    return [
+        {
+            "cohort": rng.permutation(NUM_CLIENTS),
+            "batches": examples(NUM_CLIENTS, STEPS),
+            "weights": rng.uniform(0.2, 3.0, size=NUM_CLIENTS),
+            "num_steps": rng.permutation([0, 0, 1, 2, STEPS]),
+            "probe_batches": examples(NUM_CLIENTS, 2),
+        }
+        for _ in range(rounds)
+    ]
+
+
+def _play(algorithm, rounds, model=MODEL):
+    """The states before and after each round, and the infos."""
+    round_fn = fo.make_round(algorithm, model, "scan")
+    states, infos = [fo.init_state(algorithm, PARAMS, NUM_CLIENTS)], []
+    for arguments in rounds:
+        state, info = round_fn(states[-1], **arguments)
+        states.append(state)
+        infos.append(info)
+    return states, infos
+
+
+def _patches(clients):
+    """Every client's private leaf."""
+    while not hasattr(clients, "patch"):
+        clients = clients.inner
+    return np.asarray(get_variables(clients.patch).params["b"])
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_a_combination_runs(name):
+    """Every round is finite and moves the model; clients that do not report keep their state."""
+    rounds, reported = _rounds(), set()
+    states, infos = _play(COMBINATIONS[name], rounds)
+    for before, after, info, asked in zip(states[:-1], states[1:], infos, rounds, strict=True):
+        assert bool(info.finite) and float(info.loss) > 0
+        assert helpers.distance(before.variables.params["w"], after.variables.params["w"]) > 1e-3
+        away = asked["cohort"][asked["num_steps"] == 0]
+        helpers.assert_same_bits(*(helpers.entry(s.clients, away) for s in (before, after)))
+        reported |= set(asked["cohort"].tolist()) - set(away.tolist())
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((after.server, after.clients)))
+    if "private" in name:
+        own = _patches(after.clients)
+        assert len(np.unique(own[sorted(reported)])) == len(reported) > 3
+        np.testing.assert_array_equal(after.variables.params["b"], PARAMS["b"])
+
+
+# Numbers by hand ------------------------------------------------------------------------------
+
+
+def test_proximal_around_feddc_is_feddc_on_a_penalised_loss():
+    """One round, for which the model sent is known."""
+    rounds = _rounds(rounds=1)
+
+    def loss(variables, batch, key):
+        value, aux = MODEL.loss(variables, batch, key)
+        away = jax.tree.map(lambda y, x: jnp.sum((y - x) ** 2), variables.params, PARAMS)
+        return value + 0.8 / 2 * sum(jax.tree.leaves(away)), aux
+
+    wrapped = _play(COMBINATIONS["FedProx, FedDC"], rounds)[0][-1]
+    penalised = _play(fo.feddc(SGD, 0.1), rounds, fo.Model(None, loss))[0][-1]
+    helpers.assert_close(wrapped.server, penalised.server, 1e-12)
+    helpers.assert_close(wrapped.clients, penalised.clients, 1e-12)
+
+
+def test_proximal_around_fedacg_is_a_stronger_regulariser():
+    """Both pull towards the model that was sent, which is not the server's."""
+    wrapped = _play(COMBINATIONS["FedProx, FedACG"], _rounds())[0][-1]
+    stronger = _play(fo.fedacg(SGD, 0.5, beta=0.4), _rounds())[0][-1]
+    helpers.assert_close(wrapped.server, stronger.server, 1e-12)
+
+
+def test_fedadam_around_ghbm_is_both_by_hand():
+    """Adam on the difference that GHBM would make; GHBM remembers the model that was."""
+    rounds = _rounds(rounds=1)
+    proposed = _play(GHBM, rounds)[0][-1].variables.params
+    found = _play(COMBINATIONS["GHBM, FedAdam"], rounds)[0][-1].server
+    for name, x in PARAMS.items():
+        d = x - np.asarray(proposed[name])
+        expected = x - 0.1 * 0.1 * d / (np.sqrt(0.99 + 0.01 * d**2) + 0.1)
+        helpers.assert_close(found.inner.variables.params[name], expected, 1e-12)
+        helpers.assert_close(helpers.past(found.inner)[0][name], x, 0.0)
+
+
+def test_ghbm_with_a_number_of_steps_for_each_client_is_numpys():
+    """Every client takes beta b in total, whatever its K."""
+    rounds, tau, beta = _rounds(1, rounds=5), 2, 0.5
+    path = [np.append(PARAMS["w"], PARAMS["b"])]
+    for t, asked in enumerate(rounds):
+        ends, x = [], path[-1]
+        b = (x - path[t - tau]) / tau if t >= tau else np.zeros(4)
+        for i, k in enumerate(asked["num_steps"]):
+            y = x
+            for step in range(k):
+                inputs = np.append(asked["batches"]["x"][i, step], np.ones((4, 1)), axis=1)
+                errors = inputs @ y - asked["batches"]["y"][i, step]
+                y = y - LR * inputs.T @ errors / 4 + beta / k * b
+            ends.append(y)
+        path.append(np.average(ends, axis=0, weights=asked["weights"] * (asked["num_steps"] > 0)))
+    found = _play(GHBM, rounds)[0][-1].variables.params
+    helpers.assert_close(found, {"w": path[-1][:3], "b": path[-1][3]}, 1e-12)
+
+
+def test_scaffold_of_which_nothing_is_trimmed_is_scaffold_with_uniform_weights():
+    flat = [{**asked, "weights": np.ones(NUM_CLIENTS)} for asked in _rounds()]
+    whole = _play(fo.aggregated(SCAFFOLD, TRIMMED(0.0)), _rounds())[0][-1]
+    expected = _play(SCAFFOLD, flat)[0][-1]
+    helpers.assert_close(whole.server, expected.server, 1e-12)
+    helpers.assert_close(whole.clients, expected.clients, 1e-12)
+
+
+def test_terms_of_no_weight_change_nothing():
+    without = fo.max_entropy(fo.contrastive(SCAFFOLD, 0.0), 0.0)
+    expected, found = (_play(a, _rounds())[0][-1] for a in (SCAFFOLD, without))
+    helpers.assert_close(found.server, expected.server, 1e-12)
+    helpers.assert_close(found.clients.inner, expected.clients, 1e-12)
+
+
+FEDERATIONS_OF_ONE = {
+    "private GHBM": GHBM,
+    "private LocalGHBM": LOCALGHBM,
+    "private FedDyn": FEDDYN,
+    "private MOON": MOON,
+    "private FedACG": FEDACG,
+}
+
+
+def _alike(rounds):
+    """The same rounds in which all report, and are alike: a federation of one, five times."""
+    rounds = [jax.tree.map(lambda x: np.repeat(x[:1], NUM_CLIENTS, axis=0), r) for r in rounds]
+    for t, asked in enumerate(rounds):
+        asked["cohort"], asked["num_steps"] = (
+            np.arange(NUM_CLIENTS),
+            np.full(NUM_CLIENTS, 3 - t % 2),
+        )
+    return rounds
+
+
+@pytest.mark.parametrize("name", FEDERATIONS_OF_ONE)
+def test_a_private_leaf_of_a_federation_of_one_moves_as_if_it_were_shared(name):
+    """Its momentum, its drift and its past models with it."""
+    rounds = _alike(_rounds(2, rounds=4))
+    expected = _play(FEDERATIONS_OF_ONE[name], rounds)[0][-1]
+    state = _play(COMBINATIONS[name], rounds)[0][-1]
+    for client in range(NUM_CLIENTS):
+        server = jax.tree.map(
+            lambda shared, own: own[client] if shared is None else shared,  # noqa: B023
+            state.server.inner,
+            state.clients.patch,
+            is_leaf=lambda node: node is None,
+        )
+        helpers.assert_close(server, expected.server, 1e-12)
+    helpers.assert_close(state.clients.inner, expected.clients, 1e-12)
+
+
+@pytest.mark.parametrize("name", ["private GHBM", "private FedACG"])
+def test_the_own_model_of_a_federation_of_one_is_the_global_one(name):
+    """Not the one that was sent, where that is another."""
+    rounds = _alike(_rounds(2, rounds=4))
+    expected = _play(FEDERATIONS_OF_ONE[name], rounds)[0][-1]
+    state = _play(COMBINATIONS[name], rounds)[0][-1]
+    own = fo.personal_variables(COMBINATIONS[name], state)(0)
+    helpers.assert_close(own, expected.variables, 1e-12)
+
+
+# Refused --------------------------------------------------------------------------------------
+
+INVERTING = {
+    "FedCM": fo.fedcm,
+    "FedDC": fo.feddc,
+    "SCAFFOLD-M": fo.scaffold_m,
+    "GHBM's theory form": lambda optimizer: fo.ghbm_theory(optimizer, 2),
+    "MimeMom": fo.mimemom,
+}
+INVERTED = pytest.mark.parametrize("name", INVERTING)
+
+
+@INVERTED
+@pytest.mark.parametrize("optimizer", [ADAM, SGDM, opt.chain(optax.clip(1.0), ADAM)])
+def test_an_optimiser_with_statistics_is_refused_where_the_algorithm_has_a_direction(
+    name, optimizer
+):
+    """With what to use instead, and where adaptive local steps are at home."""
+    algorithm = INVERTING[name](optimizer)
+    with pytest.raises(ValueError, match="optimizer must keep no statistics") as error:
+        fo.init_state(algorithm, PARAMS, NUM_CLIENTS)
+    assert "fedjax_opt.optimizers.sgd" in str(error.value)
+    assert "see fedgbo, mime and mfl" in str(error.value)
+
+
+@INVERTED
+def test_an_averaging_triple_is_refused_where_displacements_are_inverted(name):
+    with pytest.raises(ValueError, match=f"^{name} reads the mean gradient off") as error:
+        INVERTING[name](opt.from_optax(optax.sgd(LR)))
+    assert "optimizer must be fedjax_opt.optimizers.sgd" in str(error.value)
+    assert "from_optax" in str(error.value)
+
+
+@INVERTED
+def test_what_is_recommended_for_an_optax_transformation_is_not_refused_in_turn(name):
+    """Where only SGD will do, neither Adam nor `from_optax` is a remedy."""
+    with pytest.raises(ValueError, match="optimizer must be") as error:
+        INVERTING[name](optax.sgd(LR))
+    assert "fedjax_opt.optimizers.sgd" in str(error.value)
+    assert "becomes one by" not in str(error.value)
+    assert "such as fedjax_opt.optimizers.adam" not in str(error.value)
+
+
+@pytest.mark.parametrize("make", [fo.fedgbo, fo.mime, fo.mimelite, fo.mimexlite])
+def test_an_optax_transformation_is_refused_where_statistics_are_frozen(make):
+    """It becomes a triple by the function that the message names."""
+    with pytest.raises(ValueError, match=r"optimizer must be a Triple, such as .*, got Gradient"):
+        make(optax.adam(LR))
+    with pytest.raises(ValueError, match=r"becomes one by fedjax_opt\.optimizers\.from_optax"):
+        make(optax.adam(LR))
+    make(opt.from_optax(optax.adam(LR)))
+
+
+def _featureless(variables, batch, key):
+    loss, aux = MODEL.loss(variables, batch, key)
+    return loss, aux._replace(features=None)
+
+
+FEATURELESS = fo.Model(None, _featureless)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [fo.moon(SGD), fo.fedmax(SGD, 1.0), fo.private(fo.moon(SGD), B), fo.max_entropy(MIME, 1.0)],
+    ids=["moon", "fedmax", "private moon", "max_entropy mime"],
+)
+def test_a_model_without_features_is_refused_by_what_looks_at_them(algorithm):
+    with pytest.raises(ValueError, match=r"needs the model's features.*Aux\(features=\.\.\.\)"):
+        _play(algorithm, _rounds(rounds=1), FEATURELESS)
+
+
+def test_a_private_pattern_that_matches_nothing_is_refused_inside_of_other_wrappers():
+    algorithm = fo.server_optimizer(fo.proximal(fo.private(SCAFFOLD, "params/scale"), 0.1), ADAM)
+    with pytest.raises(ValueError, match=r"where matches no leaf .* params/b, params/w"):
+        fo.init_state(algorithm, PARAMS, NUM_CLIENTS)
+
+
+MODEL_OF_QUADRATICS, QUADRATICS, _ = fo.data.quadratics(num_clients=3, dimension=2)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        fo.fedavg(ADAM),
+        fo.fedprox(SGD, 0.1),
+        fo.feddyn(SGD),
+        fo.fedgbo(opt.rmsprop(LR)),
+        fo.moon(SGD),
+    ],
+    ids=["fedavg", "fedprox", "feddyn", "fedgbo-rmsprop", "moon"],
+)
+def test_the_deviation_of_a_momentum_that_is_nowhere_is_refused(algorithm):
+    """A local optimiser's momentum starts afresh in every round: it is not the server's."""
+    state = fo.init_state(algorithm, {"x": np.zeros(2)}, 3)
+    with pytest.raises(ValueError, match=r"momentum_deviation.* needs .* keeps a momentum"):
+        fo.run_rounds(
+            algorithm, MODEL_OF_QUADRATICS, QUADRATICS, state, 1, cohort_size=3, batch_size=1,
+            local_steps=1, diagnostics=["momentum_deviation"],
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fo.server_optimizer(GHBM, 0.1), r"optimizer must be .* got 0\.1"),
+        (lambda: fo.private(GHBM, 3), "where must be a pattern, .* got 3"),
+        (lambda: fo.private(GHBM, "params/{b"), "where has braces that do not match"),
+        (lambda: fo.ghbm(SGD, 1.5), r"tau must be a whole number of at least 1, got 1\.5"),
+        (lambda: fo.feddyn(SGD, 0.0), r"alpha must lie in \(0\.0, inf\], got 0\.0"),
+        (lambda: fo.fedcm(SGD, 0.0), r"alpha must lie in \(0\.0, 1\.0\], got 0\.0"),
+        (lambda: fo.adabest(SGD, beta=1.0), r"beta must lie in \[0\.0, 1\.0\), got 1\.0"),
+    ],
+)
+def test_wrong_parts_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_the_state_of_another_combination_is_refused():
+    """Wrappers that keep state on the server or on the clients change what a state is."""
+    state = fo.init_state(SCAFFOLD, PARAMS, NUM_CLIENTS)
+    for algorithm in (COMBINATIONS["SCAFFOLD, FedAdam"], COMBINATIONS["FedMAX, MOON, SCAFFOLD"]):
+        with pytest.raises(ValueError, match=r"state\.(server|clients) must have .* another one"):
+            fo.make_round(algorithm, MODEL, "scan")(
+                state, np.array([0]), {"x": np.ones((1, 1, 2, 3)), "y": np.ones((1, 1, 2))}
+            )
