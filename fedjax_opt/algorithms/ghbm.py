@@ -24,7 +24,15 @@ import optax
 from jax.tree_util import Partial
 
 from fedjax_opt.algorithms.fedavg import descend, finish, start
-from fedjax_opt.core import Algorithm, Variables, checks, move, no_client_state, trees
+from fedjax_opt.core import (
+    Algorithm,
+    StaticInt,
+    Variables,
+    checks,
+    move,
+    no_client_state,
+    trees,
+)
 from fedjax_opt.optimizers.triple import local_form
 
 
@@ -110,7 +118,7 @@ def ghbm(
     server_learning_rate = checks.number("server_learning_rate", server_learning_rate, low=0.0)
     optimizer = local_form(optimizer)
     return Algorithm(
-        init=Partial(init_with_past, Tau(tau)),
+        init=Partial(init_with_past, StaticInt(tau)),
         init_client=no_client_state,
         broadcast=_broadcast,
         start=Partial(start, optimizer),
@@ -141,11 +149,6 @@ def fedadc(
       Ozfatura, Ozfatura, Gunduz. FedADC: accelerated federated learning with drift control. 2021.
     """
     return ghbm(optimizer, 1, beta, server_learning_rate, nesterov=True)
-
-
-@jax.tree_util.register_static
-class Tau(int):
-    """A length of a buffer: structure of an algorithm, where its hyperparameters are leaves."""
 
 
 def init_with_past(tau, variables):

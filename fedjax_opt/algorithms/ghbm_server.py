@@ -17,8 +17,8 @@ import optax
 from jax.tree_util import Partial
 
 from fedjax_opt.algorithms.fedavg import ModelState, finish, start, step
-from fedjax_opt.algorithms.ghbm import Tau, init_with_past, push
-from fedjax_opt.core import Algorithm, checks, move, no_client_state
+from fedjax_opt.algorithms.ghbm import init_with_past, push
+from fedjax_opt.core import Algorithm, StaticInt, checks, move, no_client_state
 from fedjax_opt.optimizers.triple import local_form
 
 
@@ -52,7 +52,7 @@ def ghbm_server(
     server_learning_rate = checks.number("server_learning_rate", server_learning_rate, low=0.0)
     optimizer = local_form(optimizer)
     return Algorithm(
-        init=Partial(init_with_past, Tau(tau)),
+        init=Partial(init_with_past, StaticInt(tau)),
         init_client=no_client_state,
         broadcast=_broadcast,
         start=Partial(start, optimizer),

@@ -26,8 +26,15 @@ from jax.tree_util import Partial
 from fedjax_opt.algorithms import inversion
 from fedjax_opt.algorithms.fedavg import descend, finish
 from fedjax_opt.algorithms.fedcm import mix, start_with_count
-from fedjax_opt.algorithms.ghbm import Tau
-from fedjax_opt.core import Algorithm, Variables, checks, move_state, no_client_state, trees
+from fedjax_opt.core import (
+    Algorithm,
+    StaticInt,
+    Variables,
+    checks,
+    move_state,
+    no_client_state,
+    trees,
+)
 from fedjax_opt.optimizers import Triple
 
 
@@ -82,7 +89,7 @@ def ghbm_theory(
     beta = checks.number("beta", beta, low=0.0, open_low=True, high=1.0)
     server_learning_rate = checks.number("server_learning_rate", server_learning_rate, low=0.0)
     return Algorithm(
-        init=Partial(_init, optimizer, Tau(tau)),
+        init=Partial(_init, optimizer, StaticInt(tau)),
         init_client=no_client_state,
         broadcast=_broadcast,
         start=start_with_count,

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_opt.algorithms.fedgbo import check_triple
 from fedjax_opt.core import Variables, trees
 from fedjax_opt.optimizers import Triple
 
@@ -25,14 +24,14 @@ class Contribution(NamedTuple):
 
 def check_plain(optimizer: Any, name: str) -> Triple:
     """Refuses an optimiser that cannot be inverted without more."""
-    check_triple(optimizer)
-    if optimizer.averages:
-        raise ValueError(
-            f"{name} reads the mean gradient off a client's displacement: optimizer must be"
-            " fedjax_opt.optimizers.sgd, or a chain of preprocessors before it, got an averaging"
-            " triple (from_optax)."
-        )
-    return optimizer
+    if isinstance(optimizer, Triple) and not optimizer.averages:
+        return optimizer
+    averaging = isinstance(optimizer, Triple)
+    raise ValueError(
+        f"{name} reads the mean gradient off a client's displacement: optimizer must be"
+        " fedjax_opt.optimizers.sgd(...), or fedjax_opt.optimizers.chain(..., sgd(...)), got"
+        f" {'an averaging triple (from_optax)' if averaging else type(optimizer).__name__}."
+    )
 
 
 def init_plain(optimizer: Triple, params: Any) -> Any:

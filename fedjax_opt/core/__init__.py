@@ -6,6 +6,7 @@ from fedjax_opt.core.algorithm import Context as Context
 from fedjax_opt.core.algorithm import Facts as Facts
 from fedjax_opt.core.algorithm import Kept as Kept
 from fedjax_opt.core.algorithm import ProbeData as ProbeData
+from fedjax_opt.core.algorithm import StaticInt as StaticInt
 from fedjax_opt.core.algorithm import Uniform as Uniform
 from fedjax_opt.core.algorithm import difference as difference
 from fedjax_opt.core.algorithm import get_variables as get_variables

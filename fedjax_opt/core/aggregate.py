@@ -63,5 +63,10 @@ def apply(aggregator: Aggregator, stacked: Any, weights: jax.Array, present: jax
     return part(stacked)
 
 
+def without_markers(tree: Any) -> Any:
+    """The tree with the values in place of their `Uniform` markers."""
+    return jax.tree.map(lambda n: n.value if _is_uniform(n) else n, tree, is_leaf=_is_uniform)
+
+
 def _is_uniform(node: Any) -> bool:
     return isinstance(node, Uniform)

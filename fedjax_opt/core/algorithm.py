@@ -88,10 +88,28 @@ class ProbeData(NamedTuple):
     Attributes:
       full_gradient: variables -> the gradient of the mean loss over all of the client's data.
       minibatch_gradient: variables -> the gradient on one minibatch drawn for the purpose.
+
+    Both take a second argument, (objective, batch) -> objective, that changes what is differentiated.
     """
 
-    full_gradient: Callable[[Variables], Any]
-    minibatch_gradient: Callable[[Variables], Any]
+    full_gradient: Callable[..., Any]
+    minibatch_gradient: Callable[..., Any]
+
+    def adjusted(self, adjust: Callable[[Objective, Any], Objective]) -> "ProbeData":
+        """The same with other objectives: how a wrapper's term reaches an algorithm's probe."""
+
+        def of(gradient):
+            def adjusted_gradient(variables, further=_as_it_is):
+                return gradient(variables, lambda o, batch: further(adjust(o, batch), batch))
+
+            return adjusted_gradient
+
+        return ProbeData(of(self.full_gradient), of(self.minibatch_gradient))
+
+
+def _as_it_is(objective: Objective, batch: Any) -> Objective:
+    del batch
+    return objective
 
 
 class _Functions(NamedTuple):
@@ -123,8 +141,8 @@ class Algorithm(_Functions):
         local work begins. None for no probe.
       receive: (upload, num_steps) -> contribution: what the server makes of one client's upload
         before it averages. None for the upload itself.
-      personal: (message, client state) -> the model that this client uses for itself. None where that
-        is the global model.
+      personal: (server state, client state) -> the model that this client uses for itself. None where
+        that is the global model.
       aggregate: (stacked contributions `[S, ...]`, weights `[S]`) -> their aggregate, by parts. None for
         the weighted mean, which is summed from client to client and never stacked.
 
@@ -161,6 +179,11 @@ class Algorithm(_Functions):
     @classmethod
     def _make(cls, iterable):
         return cls(*iterable)
+
+
+@jax.tree_util.register_static
+class StaticInt(int):
+    """A whole number that is structure of an algorithm (the length of a buffer), not a leaf."""
 
 
 def as_partial(function: Any) -> Any:

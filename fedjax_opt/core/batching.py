@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_opt.core.feeding import Feeding
 from fedjax_opt.core.permutation import permuted
-from fedjax_opt.core.round import Feeding
 
 BATCHINGS = ("shuffled", "replacement")
 

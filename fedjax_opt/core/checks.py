@@ -40,7 +40,7 @@ def number(
 
     A Python int comes back as a float: 1 and 1.0 should not be compiled twice.
     """
-    if callable(value) or is_traced(value):
+    if is_traced(value):
         return value
     array = np.asarray(value)
     if not (np.issubdtype(array.dtype, np.number) or jnp.issubdtype(array.dtype, jnp.number)):

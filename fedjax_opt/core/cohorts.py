@@ -199,18 +199,26 @@ def unreliable(
         population = chance.shape[0] if chance.ndim == 1 else population
         chances.append(chance)
     slowest = checks.number("slowest", slowest, low=0.0, high=1.0)
+    if np.ndim(slowest):
+        raise ValueError(f"slowest must be a number, got shape {np.shape(slowest)}.")
+    inner = sampler.function
+    depth = inner.args[-1] + 1 if getattr(inner, "func", None) is _unreliable else 0
     return dataclasses.replace(
         sampler,
-        function=Partial(_unreliable, sampler.function, *chances, slowest),
+        function=Partial(_unreliable, inner, *chances, slowest, depth),
         population=population,
         falls_short=True,
     )
 
 
-def _unreliable(function, dropout, stragglers, slowest, size, key, round_number, num_clients):
+def _unreliable(
+    function, dropout, stragglers, slowest, depth, size, key, round_number, num_clients
+):
     ids, done = function(size, key, round_number, num_clients)
     # Apart from the stream that drew the cohort: who is asked does not depend on who answers.
-    key = jax.random.fold_in(jax.random.fold_in(key, _RELIABILITY), round_number)
+    # One unreliable sampler inside of another has luck of its own.
+    key = jax.random.fold_in(jax.random.fold_in(key, _RELIABILITY), depth)
+    key = jax.random.fold_in(key, round_number)
     drop_key, slow_key, speed_key = jax.random.split(key, 3)
 
     def happens(key, chance):

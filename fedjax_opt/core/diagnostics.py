@@ -5,7 +5,7 @@
     perturbation_norm   ||e||,  e = sum_i w_i (1 / K_i) sum_k (g_i(y_ik) - g_i(y_i0)), both gradients on
                         the same minibatch: what local steps change in the mean gradient
     momentum_deviation  ||m / ||m|| - f' / ||f'|| ||, with m what the server believes the gradient to be
-                        and f' the gradient of all clients on all of their data, at the model sent
+                        and f' the gradient of all clients on all of their data, at the global model
 
 The first two cost a pass over the model per client, the third one or two gradients per local step, the
 last a pass over all data per round. Momentum has a unit of its own in every algorithm (a gradient, a
@@ -33,7 +33,9 @@ NAMES = ("client_distance", "client_update_norm", "perturbation_norm", "momentum
 
 def check(names: Sequence[str], allowed: tuple[str, ...] = NAMES) -> tuple[str, ...]:
     """Names of diagnostics, each once and in one order: they are compiled in."""
-    names = (names,) if isinstance(names, str) else tuple(names)
+    names = (names,) if isinstance(names, str) else names
+    if not isinstance(names, (tuple, list, set, frozenset)):
+        raise ValueError(f"diagnostics must be a list of names, got {names!r}.")
     for name in names:
         if name not in NAMES:
             raise ValueError(f"diagnostics must be among {', '.join(NAMES)}; got {name!r}.")
@@ -76,6 +78,10 @@ def of_round(averaged: Any, kept: Any, present: jax.Array) -> dict[str, jax.Arra
 def momentum_deviation(server: Any, gradient: Any) -> jax.Array:
     """The distance of the directions of the server's momentum and of the full gradient."""
     momentum = gradient_estimate(server)
+    # Leaves that are private are holes in the server's state.
+    gradient = jax.tree.map(
+        lambda m, g: None if m is None else g, momentum, gradient, is_leaf=lambda m: m is None
+    )
     nothing = trees.squared_norm(momentum) == 0
     apart = jnp.sqrt(trees.squared_norm(trees.subtract(_unit(momentum), _unit(gradient))))
     return jnp.where(nothing, jnp.nan, apart)

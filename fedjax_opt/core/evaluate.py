@@ -78,7 +78,7 @@ def personal_variables(algorithm: Algorithm, state: FederatedState) -> Partial:
     """
     if algorithm.personal is None:
         return Partial(_everyones, state.variables)
-    return Partial(_own, algorithm.personal, algorithm.broadcast(state.server), state.clients)
+    return Partial(_own, algorithm.personal, state.server, state.clients)
 
 
 def _everyones(variables, client):
@@ -86,8 +86,8 @@ def _everyones(variables, client):
     return variables
 
 
-def _own(personal, message, clients, client):
-    return personal(message, jax.tree.map(lambda x: x[client], clients))
+def _own(personal, server, clients, client):
+    return personal(server, jax.tree.map(lambda x: x[client], clients))
 
 
 def evaluate_clients(

@@ -11,8 +11,9 @@ import numpy as np
 from fedjax_opt.core import checks, strategies
 from fedjax_opt.core import diagnostics as watching
 from fedjax_opt.core.algorithm import Algorithm
+from fedjax_opt.core.feeding import Feeding
 from fedjax_opt.core.model import Model
-from fedjax_opt.core.round import Feeding, Info, federated_round
+from fedjax_opt.core.round import Info, federated_round
 from fedjax_opt.core.state import FederatedState, check_state
 from fedjax_opt.core.strategies import Strategy
 

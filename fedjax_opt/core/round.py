@@ -1,6 +1,5 @@
 """One federated round as one program: the only round there is; an algorithm says what differs."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,16 +13,13 @@ from fedjax_opt.core.algorithm import (
     Context,
     Facts,
     Kept,
-    ProbeData,
     Uniform,
     get_variables,
 )
-from fedjax_opt.core.model import Model, Objective
+from fedjax_opt.core.feeding import Feeding, probe_data
+from fedjax_opt.core.model import Model
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.core.strategies import Strategy
-
-# Client ids are below 2^31 - 1, so this one never names a client's stream of random numbers.
-_PROBE_STEP = 2**31 - 1
 
 
 class Info(NamedTuple):
@@ -57,27 +53,8 @@ class Info(NamedTuple):
     diagnostics: dict[str, jax.Array]
 
 
-class Feeding(NamedTuple):
-    """Where a round's examples come from.
-
-    Attributes:
-      draw: (shared, feed, key, step) -> (batch, mask): one client's next minibatch.
-      full: (shared, feed) -> (chunk -> (batch, mask), number of chunks): a pass over all data.
-      extra: (shared, feed, key) -> (batch, mask): one more minibatch, for a probe.
-      shared: arrays that all clients read.
-      feed: what differs between clients, `[S, ...]`.
-    """
-
-    draw: Callable[..., Any]
-    full: Callable[..., Any]
-    extra: Callable[..., Any]
-    shared: Any
-    feed: Any
-
-
 class _Client(NamedTuple):
     id: jax.Array
-    state: Any
     feed: Any
     num_steps: jax.Array
     weight: jax.Array
@@ -99,20 +76,27 @@ def federated_round(
     """One round, to be called inside a compiled program; see `make_round` for the arguments.
 
     A client whose `num_steps` is 0 did not take part: it keeps its state and is left out of every
-    mean. If nobody took part, or a loss is not finite, the server keeps its state as well.
+    mean. If nobody with a weight took part, or a loss is not finite, nothing changes.
     """
     present = num_steps > 0
     count = jnp.sum(present, dtype=jnp.int32)
     dtype = jnp.result_type(float)
     weights = jnp.where(present, weights, 0).astype(dtype)
-    weights = weights / jnp.where(jnp.sum(weights) > 0, jnp.sum(weights), 1)
+    somebody = jnp.sum(weights) > 0
+    weights = weights / jnp.where(somebody, jnp.sum(weights), 1)
     participation = count.astype(dtype) / state.num_clients.astype(dtype)
     message = algorithm.broadcast(state.server)
     round_key = jax.random.fold_in(state.key, state.round)
-    # An absent slot may carry any id: it reads some client's state and writes to none.
-    gathered = jax.tree.map(lambda x: x.at[cohort].get(mode="clip"), state.clients)
-    clients = _Client(cohort, gathered, feeding.feed, num_steps, weights, ())
-    shared = (algorithm, message, round_key, feeding.shared, participation, state.round)
+    clients = _Client(cohort, feeding.feed, num_steps, weights, ())
+    shared = (
+        algorithm,
+        message,
+        round_key,
+        feeding.shared,
+        state.clients,
+        participation,
+        state.round,
+    )
 
     def client_key(round_key, client):
         return jax.random.fold_in(round_key, client.id)
@@ -121,25 +105,23 @@ def federated_round(
     if algorithm.probe is not None:
 
         def probe(shared, client):
-            algorithm, message, round_key, examples, *_ = shared
-            probe_data = _probe_data(
-                model, feeding, examples, client.feed, client_key(round_key, client)
-            )
+            algorithm, message, round_key, examples, states, *_ = shared
+            data = probe_data(model, feeding, examples, client.feed, client_key(round_key, client))
             assert algorithm.probe is not None  # as above: this is the same algorithm, traced
-            own = algorithm.probe(message, client.state, probe_data)
+            own = algorithm.probe(message, _state_of(client, states), data)
             return _summed(algorithm, _sent(own), client), own
 
         report, own_reports = strategies.map_reduce(strategy, probe, shared, clients, _pad)
         report = _mean(algorithm, report, _sent(own_reports), weights, present)
-        own_reports = _without_markers(own_reports)
+        own_reports = aggregate.without_markers(own_reports)
         clients = clients._replace(own_report=own_reports)
 
     def train(shared_and_report, client):
         shared, report = shared_and_report
-        algorithm, message, round_key, examples, participation, round_number = shared
+        algorithm, message, round_key, examples, states, participation, round_number = shared
         context = Context(
             message=message,
-            client=client.state,
+            client=_state_of(client, states),
             report=report,
             own_report=client.own_report,
             # An absent client takes no step, yet whatever divides by K must stay finite.
@@ -167,7 +149,9 @@ def federated_round(
             "first_loss": tally.first_loss,
             "metrics": jax.tree.map(lambda x: x / steps.astype(x.dtype), tally.metric_sums),
         }
-        means = {"noted": noted, "num_steps": steps, "watched": averaged}
+        # The server's K has the weights that its uploads have.
+        counted = Uniform(steps) if isinstance(contribution, Uniform) else steps
+        means = {"noted": noted, "num_steps": counted, "watched": averaged}
         means = aggregate.weighted(means, *_say(client))
         stacked = () if algorithm.aggregate is None else contribution
         own = (new_state, noted["loss"], tally.bad_step, kept)
@@ -185,7 +169,7 @@ def federated_round(
     finite = losses_finite & trees.all_finite(server)
     old_params = get_variables(state.server).params
     change = trees.subtract(get_variables(server).params, old_params)
-    write_to = jnp.where(present & finite, cohort, state.num_clients)
+    write_to = jnp.where(present & somebody & finite, cohort, state.num_clients)
     info = Info(
         round=state.round,
         update_norm=jnp.sqrt(trees.squared_norm(change)),
@@ -198,7 +182,7 @@ def federated_round(
         **means["noted"],
     )
     state = FederatedState(
-        server=trees.select(finite & (count > 0), server, state.server),
+        server=trees.select(finite & somebody, server, state.server),
         clients=jax.tree.map(
             lambda old, new: old.at[write_to].set(new, mode="drop"), state.clients, new_states
         ),
@@ -220,15 +204,25 @@ def full_gradient(
     """The mean, by the weights, of the gradients of all clients on all of their data."""
     ones = jnp.ones(weights.shape, jnp.int32)
     ids = jnp.arange(weights.shape[0], dtype=jnp.int32)
-    clients = _Client(ids, (), feeding.feed, ones, weights / jnp.sum(weights), ())
+    clients = _Client(ids, feeding.feed, ones, weights / jnp.sum(weights), ())
 
     def probe(shared, client):
         variables, examples, key = shared
-        data = _probe_data(model, feeding, examples, client.feed, key)
+        data = probe_data(model, feeding, examples, client.feed, key)
         return aggregate.weighted(data.full_gradient(variables), *_say(client)), ()
 
     shared = (variables, feeding.shared, key)
     return strategies.map_reduce(strategy, probe, shared, clients, _pad)[0]
+
+
+def _state_of(client: _Client, states: Any) -> Any:
+    """A client's own state, read where it is needed: nothing is gathered for the whole cohort.
+
+    An absent slot may carry any id: it reads some client's state and writes to none.
+    """
+    return jax.tree.map(
+        lambda x: jax.lax.dynamic_index_in_dim(x, client.id, keepdims=False), states
+    )
 
 
 def _say(client: _Client) -> tuple[jax.Array, jax.Array]:
@@ -247,12 +241,6 @@ def _mean(algorithm: Algorithm, summed: Any, stacked: Any, weights: Any, present
     return aggregate.apply(algorithm.aggregate, stacked, weights, present)
 
 
-def _without_markers(report: Any) -> Any:
-    """A client's own report as its work sees it."""
-    is_uniform = lambda node: isinstance(node, Uniform)  # noqa: E731
-    return jax.tree.map(lambda n: n.value if is_uniform(n) else n, report, is_leaf=is_uniform)
-
-
 def _sent(report: Any) -> Any:
     """The part of a report that leaves its client."""
     return report.shared if isinstance(report, Kept) else report
@@ -264,28 +252,3 @@ def _pad(clients: _Client, extra: int) -> _Client:
     rows = np.minimum(np.arange(size + extra), size - 1)
     padded = jax.tree.map(lambda x: x[rows], clients)
     return padded._replace(num_steps=padded.num_steps.at[size:].set(0))
-
-
-def _probe_data(model, feeding, examples, feed, key) -> ProbeData:
-    key = jax.random.fold_in(key, _PROBE_STEP)
-    dtype = jnp.result_type(float)
-
-    def full_gradient(variables):
-        chunk_of, num_chunks = feeding.full(examples, feed)
-
-        def body(carry, chunk):
-            total, rows = carry
-            batch, mask = chunk_of(chunk)
-            gradient, _ = Objective(model, key, mask).gradient(variables, batch)
-            here = jax.tree.leaves(batch)[0].shape[0] if mask is None else jnp.sum(mask)
-            return trees.add_scaled(total, here, gradient), rows + jnp.asarray(here, dtype)
-
-        zero = trees.zeros_like(variables.params), jnp.zeros((), dtype)
-        total, rows = local.counted_loop(num_chunks, body, zero)
-        return trees.scale(1 / jnp.maximum(rows, 1), total)
-
-    def minibatch_gradient(variables):
-        batch, mask = feeding.extra(examples, feed, key)
-        return Objective(model, key, mask).gradient(variables, batch)[0]
-
-    return ProbeData(full_gradient, minibatch_gradient)

@@ -156,7 +156,7 @@ def _momentum_deviation(traced, fixed, state, sizes):
     gradient = full_gradient(
         fixed.model,
         fixed.strategy,
-        get_variables(traced.algorithm.broadcast(state.server)),
+        get_variables(state.server),
         feeding,
         weights.astype(jnp.result_type(float)),
         jax.random.fold_in(state.key, state.round),

@@ -6,7 +6,18 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from fedjax_opt.core import Algorithm, Aux, Context, Kept, Model, Objective, ProbeData, checks
+from fedjax_opt.core import (
+    Algorithm,
+    Aux,
+    Context,
+    Kept,
+    Model,
+    Objective,
+    ProbeData,
+    checks,
+    trees,
+)
+from fedjax_opt.core.aggregate import without_markers
 
 
 class Cost(NamedTuple):
@@ -64,7 +75,7 @@ def of(algorithm: Algorithm, variables: Any, cohort_size: int = 1) -> Cost:
         any_data = ProbeData(_gradient, _gradient)
         probe = algorithm.probe
         report = jax.eval_shape(lambda m, c: probe(m, c, any_data), message, client)
-    own_report = report
+    own_report = report = without_markers(report)
     report = report.shared if isinstance(report, Kept) else report
     work = _client_work(algorithm, variables, message, client, report, own_report)
     uploads = 1 if algorithm.aggregate is None else cohort_size
@@ -78,15 +89,16 @@ def of(algorithm: Algorithm, variables: Any, cohort_size: int = 1) -> Cost:
     )
 
 
-def _gradient(variables):
-    """A value of a gradient's shape, whatever data it is of."""
+def _gradient(variables, adjust=None):
+    """A value of a gradient's shape, whatever data and objective it is of."""
+    del adjust
     return variables.params
 
 
 def _loss(variables, batch, key):
-    """A loss that depends on all parameters, whatever it is of; so do its features."""
+    """A loss whose gradient depends on all parameters, whatever it is of; so do its features."""
     del batch, key
-    total = jnp.asarray(sum(jnp.sum(leaf) for leaf in jax.tree.leaves(variables.params)))
+    total = trees.squared_norm(variables.params)
     return total, Aux(features=total[None, None])
 
 

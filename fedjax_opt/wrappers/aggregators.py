@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from fedjax_opt.core import Algorithm, Kept, Uniform, checks, trees
+from fedjax_opt.core import Algorithm, Kept, StaticInt, Uniform, checks, trees
+from fedjax_opt.core.aggregate import without_markers
 
 
 def aggregated(algorithm: Algorithm, aggregator: Any) -> Algorithm:
@@ -44,16 +45,20 @@ def aggregated(algorithm: Algorithm, aggregator: Any) -> Algorithm:
             f" fedjax_opt.aggregators.coordinate_median(), got {aggregator!r}."
         )
     rule = getattr(aggregator, "func", aggregator)
-    if rule is _weighted_mean:
-        return algorithm._replace(aggregate=None)
+    # An earlier choice gives way to this one.
+    receive = _unwrapped(algorithm.receive, _uniform_receive)
+    probe = _unwrapped(algorithm.probe, _uniform_probe)
     if rule is _uniform_mean:
-        probe = algorithm.probe
-        return algorithm._replace(
-            aggregate=None,
-            receive=Partial(_uniform_receive, algorithm.receive),
-            probe=None if probe is None else Partial(_uniform_probe, probe),
-        )
-    return algorithm._replace(aggregate=aggregator)
+        receive = Partial(_uniform_receive, receive)
+        probe = None if probe is None else Partial(_uniform_probe, probe)
+    means = (_weighted_mean, _uniform_mean)
+    return algorithm._replace(
+        receive=receive, probe=probe, aggregate=None if rule in means else aggregator
+    )
+
+
+def _unwrapped(function, wrapper):
+    return function.args[0] if getattr(function, "func", None) is wrapper else function
 
 
 def weighted_mean() -> Partial:
@@ -123,11 +128,12 @@ def trimmed_mean(fraction: Any = 0.1) -> Partial:
 def geometric_median(iterations: int = 32, smoothing: Any = 1e-6) -> Partial:
     """The point with the smallest weighted sum of distances to the clients' values.
 
-    Weiszfeld's iteration from the weighted mean: z <- sum_i b_i v_i / sum_i b_i with
-    b_i = w_i / max(smoothing, ||v_i - z||).
+    Weiszfeld's iteration: z <- sum_i b_i v_i / sum_i b_i with b_i = w_i / max(smoothing, ||v_i - z||).
+    It starts at the mean of the values, those far from the coordinate median drawn in towards it; a
+    value that is infinitely far away counts for nothing.
 
     Args:
-      iterations: how many, at least 1.
+      iterations: how many, a Python int.
       smoothing: the distance below which two points count as the same, positive.
 
     Example:
@@ -143,7 +149,7 @@ def geometric_median(iterations: int = 32, smoothing: Any = 1e-6) -> Partial:
     """
     iterations = checks.integer("iterations", iterations, low=1)
     smoothing = checks.number("smoothing", smoothing, low=0.0, open_low=True)
-    return Partial(_geometric_median, iterations, smoothing)
+    return Partial(_geometric_median, StaticInt(iterations), smoothing)
 
 
 def _weighted_mean(values, weights):
@@ -170,9 +176,7 @@ def _uniform_probe(probe, message, client, probe_data):
 
 
 def _uniformly(tree):
-    is_uniform = lambda node: isinstance(node, Uniform)  # noqa: E731
-    plain = jax.tree.map(lambda n: n.value if is_uniform(n) else n, tree, is_leaf=is_uniform)
-    return Uniform(plain)
+    return Uniform(without_markers(tree))
 
 
 def _votes(weights):
@@ -215,12 +219,38 @@ def _trimmed_mean(fraction, values, weights):
 
 
 def _geometric_median(iterations, smoothing, values, weights):
+    if not jax.tree.leaves(values):
+        return values
+    start = _median(values, weights)
+    squares = _squared_distances(values, start)
+    # Who is infinitely far away pulls nothing.
+    weights = jnp.where(jnp.isfinite(squares), weights, 0)
     values = jax.tree.map(lambda leaf: _heard(leaf, weights, 0), values)
+    smallest = jnp.asarray(smoothing, squares.dtype) ** 2
+
+    def distances(centre):
+        # Floored under the root, whose derivative is infinite at zero.
+        return jnp.sqrt(jnp.maximum(_squared_distances(values, centre), smallest))
 
     def one(_, centre):
-        away = jax.tree.map(lambda v, z: v - z[None], values, centre)
-        distance = jnp.sqrt(jax.vmap(trees.squared_norm)(away))
-        pull = weights.astype(distance.dtype) / jnp.maximum(distance, smoothing)
+        pull = weights.astype(squares.dtype) / distances(centre)
         return _weighted_mean(values, pull / jnp.sum(pull))
 
-    return jax.lax.fori_loop(0, iterations, one, _weighted_mean(values, weights))
+    # From the mean of the values drawn in to the usual distance from the median: outliers start
+    # near, and a median that is one of the values does not hold the iteration fast.
+    away = distances(start)
+    usual = _median(away, weights)
+    share = jnp.minimum(usual / away, 1)
+
+    def drawn_in(leaf, centre):
+        factor = share.astype(leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1))
+        return centre[None] + factor * (leaf - centre[None])
+
+    near = jax.tree.map(drawn_in, values, start)
+    centre = _weighted_mean(near, weights / jnp.sum(weights))
+    return jax.lax.fori_loop(0, int(iterations), one, centre)
+
+
+def _squared_distances(values, centre):
+    away = jax.tree.map(lambda v, z: v - z[None], values, centre)
+    return jax.vmap(trees.squared_norm)(away)

@@ -59,7 +59,9 @@ def contrastive(algorithm: Algorithm, mu: Any, temperature: Any = 0.5) -> Algori
     personal = algorithm.personal
     return algorithm._replace(
         init_client=Partial(_init_client, algorithm.init_client),
-        probe=None if algorithm.probe is None else Partial(_probe, algorithm.probe),
+        probe=None
+        if algorithm.probe is None
+        else Partial(_probe, algorithm.probe, mu, temperature),
         start=Partial(_start, algorithm.start),
         step=Partial(_step, algorithm.step, mu, temperature),
         finish=Partial(_finish, algorithm.finish),
@@ -71,12 +73,15 @@ def _init_client(inner, variables):
     return Client(inner(variables), variables)
 
 
-def _probe(inner, message, client, probe_data):
-    return inner(message, client.inner, probe_data)
+def _probe(inner, mu, temperature, message, client, probe_data):
+    # A probe asks at the model from which the client starts, where z is z_x.
+    start = get_variables(message)
+    term = Partial(_with_term, mu, temperature, start, client.previous)
+    return inner(message, client.inner, probe_data.adjusted(term))
 
 
-def _personal(inner, message, client):
-    return inner(message, client.inner)
+def _personal(inner, server, client):
+    return inner(server, client.inner)
 
 
 def _start(inner, message, client):
@@ -89,8 +94,15 @@ def _inside(context):
 
 
 def _step(inner, mu, temperature, local, objective, batch, context):
-    of_anchor = features_of(objective.evaluate(local.anchor, batch), "contrastive")
-    of_previous = features_of(objective.evaluate(context.client.previous, batch), "contrastive")
+    previous = context.client.previous
+    penalised = _with_term(mu, temperature, local.anchor, previous, objective, batch)
+    moved, evaluation = inner(local.inner, penalised, batch, _inside(context))
+    return Local(moved, local.anchor), evaluation
+
+
+def _with_term(mu, temperature, anchor, previous, objective, batch):
+    of_anchor = features_of(objective.evaluate(anchor, batch), "contrastive")
+    of_previous = features_of(objective.evaluate(previous, batch), "contrastive")
 
     def penalty(variables, evaluation):
         del variables
@@ -101,8 +113,7 @@ def _step(inner, mu, temperature, local, objective, batch, context):
         term = mean_over_rows(jax.nn.softplus(far - near), objective.mask)
         return (jnp.asarray(mu, term.dtype) * term).astype(evaluation.loss.dtype)
 
-    moved, evaluation = inner(local.inner, objective.with_penalty(penalty), batch, _inside(context))
-    return Local(moved, local.anchor), evaluation
+    return objective.with_penalty(penalty)
 
 
 def _finish(inner, local, context):

@@ -42,10 +42,24 @@ def max_entropy(algorithm: Algorithm, beta: Any) -> Algorithm:
       communication-efficient federated learning. ECML PKDD 2020.
     """
     beta = checks.number("beta", beta, low=0.0)
-    return algorithm._replace(step=Partial(_step, algorithm.step, beta))
+    probe = algorithm.probe
+    return algorithm._replace(
+        step=Partial(_step, algorithm.step, beta),
+        probe=None if probe is None else Partial(_probe, probe, beta),
+    )
 
 
 def _step(inner, beta, local, objective, batch, context):
+    return inner(local, _with_term(beta, objective, batch), batch, context)
+
+
+def _probe(inner, beta, message, client, probe_data):
+    return inner(message, client, probe_data.adjusted(Partial(_with_term, beta)))
+
+
+def _with_term(beta, objective, batch):
+    del batch
+
     def penalty(variables, evaluation):
         del variables
         features = features_of(evaluation, "max_entropy")
@@ -54,4 +68,4 @@ def _step(inner, beta, local, objective, batch, context):
         weighted = jnp.asarray(beta, log_p.dtype) * mean_over_rows(divergence, objective.mask)
         return weighted.astype(evaluation.loss.dtype)
 
-    return inner(local, objective.with_penalty(penalty), batch, context)
+    return objective.with_penalty(penalty)

@@ -26,11 +26,11 @@ from fedjax_opt.core import (
     Algorithm,
     Facts,
     Kept,
-    Uniform,
     Variables,
     get_variables,
     set_variables,
 )
+from fedjax_opt.core.aggregate import without_markers
 from fedjax_opt.wrappers.paths import matcher
 
 
@@ -118,7 +118,7 @@ def private(
         finish=Partial(_finish, algorithm, chosen),
         receive=algorithm.receive,
         server_step=Partial(_server_step, algorithm),
-        personal=Partial(_personal, algorithm, chosen),
+        personal=Partial(_personal, algorithm),
         aggregate=algorithm.aggregate,
     )
 
@@ -164,11 +164,11 @@ def _full_message(algorithm, chosen, message, client):
     return _fill(message, own)
 
 
-def _personal(algorithm, chosen, message, client):
-    full = _full_message(algorithm, chosen, message, client)
+def _personal(algorithm, server, client):
+    own = _fill(server.inner, client.patch)
     if algorithm.personal is not None:
-        return algorithm.personal(full, client.inner)
-    return get_variables(full)
+        return algorithm.personal(own, client.inner)
+    return get_variables(own)
 
 
 def _probe(algorithm, chosen, message, client, probe_data):
@@ -213,11 +213,7 @@ def _finish(algorithm, chosen, local, context):
     contribution = upload
     if algorithm.receive is not None:
         contribution = algorithm.receive(upload, context.num_steps)
-    contribution = jax.tree.map(
-        lambda node: node.value if isinstance(node, Uniform) else node,
-        contribution,
-        is_leaf=lambda node: isinstance(node, Uniform),
-    )
+    contribution = without_markers(contribution)
     server, variables = _own_server(algorithm, context.message, context.client)
     steps = context.num_steps.astype(jnp.result_type(float))
     own_report = inside.own_report

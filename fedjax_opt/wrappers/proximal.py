@@ -11,6 +11,7 @@ Reference:
 
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from fedjax_opt.core import Algorithm, checks, get_variables, trees
@@ -57,7 +58,7 @@ def _start(inner, message, client):
 def _step(inner, mu, local, objective, batch, context):
     def penalty(variables, evaluation):
         distance = trees.squared_norm(trees.subtract(variables.params, local.anchor))
-        return (mu * distance / 2).astype(evaluation.loss.dtype)
+        return (jnp.asarray(mu, distance.dtype) * distance / 2).astype(evaluation.loss.dtype)
 
     inner_local, evaluation = inner(local.inner, objective.with_penalty(penalty), batch, context)
     return Local(inner_local, local.anchor), evaluation

@@ -46,10 +46,12 @@ def server_optimizer(algorithm: Algorithm, optimizer: optax.GradientTransformati
       Reddi et al. Adaptive federated optimization. ICLR 2021.
     """
     optimizer = local_form(optimizer)
+    personal = algorithm.personal
     return algorithm._replace(
         init=Partial(_init, algorithm.init, optimizer),
         broadcast=Partial(_broadcast, algorithm.broadcast),
         server_step=Partial(_server_step, algorithm.server_step, optimizer),
+        personal=None if personal is None else Partial(_personal, personal),
     )
 
 
@@ -59,6 +61,10 @@ def _init(inner, optimizer, variables):
 
 def _broadcast(inner, server):
     return inner(server.inner)
+
+
+def _personal(inner, server, client):
+    return inner(server.inner, client)
 
 
 def _server_step(inner, optimizer, server, aggregate, facts):

@@ -9,9 +9,10 @@ hold it. PyTorch's optimisers add the decay after such corrections instead; for 
 
 from typing import Any
 
+import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from fedjax_opt.core import Algorithm, ProbeData, checks, trees
+from fedjax_opt.core import Algorithm, checks, trees
 
 
 def weight_decay(algorithm: Algorithm, rate: Any) -> Algorithm:
@@ -40,15 +41,18 @@ def weight_decay(algorithm: Algorithm, rate: Any) -> Algorithm:
 
 
 def _step(inner, rate, local, objective, batch, context):
-    def penalty(variables, evaluation):
-        square = trees.squared_norm(variables.params)
-        return (rate * square / 2).astype(evaluation.loss.dtype)
-
-    return inner(local, objective.with_penalty(penalty), batch, context)
+    return inner(local, _with_term(rate, objective, batch), batch, context)
 
 
 def _probe(inner, rate, message, client, probe_data):
-    def decayed(gradient):
-        return lambda variables: trees.add_scaled(gradient(variables), rate, variables.params)
+    return inner(message, client, probe_data.adjusted(Partial(_with_term, rate)))
 
-    return inner(message, client, ProbeData(*map(decayed, probe_data)))
+
+def _with_term(rate, objective, batch):
+    del batch
+
+    def penalty(variables, evaluation):
+        square = trees.squared_norm(variables.params)
+        return (jnp.asarray(rate, square.dtype) * square / 2).astype(evaluation.loss.dtype)
+
+    return objective.with_penalty(penalty)
