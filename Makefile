@@ -19,8 +19,8 @@ demo: .venv/.bench  ## Train on the digits that come with the package
 	@$(BIN)/fedjax-opt demo
 
 test: .venv/.dev  ## Run all tests and the examples in docstrings
-	@$(BIN)/python -m pytest -q -n 2 tests
-	@$(BIN)/python -m pytest -q -n 2 --doctest-modules fedjax_opt
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal tests
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal --doctest-modules fedjax_opt
 
 lint: .venv/.dev  ## Check style and formatting
 	@$(BIN)/ruff check --quiet .
@@ -30,7 +30,7 @@ types: .venv/.dev  ## Check types
 	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: .venv/.dev  ## Run the code in the README, the docs and the examples
-	@$(BIN)/python -m pytest -q -n 2 tests/docs
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal tests/docs
 
 bench: .venv/.bench  ## Measure speed
 	@$(BIN)/python benchmarks/speed/run.py

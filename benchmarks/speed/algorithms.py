@@ -127,8 +127,8 @@ def contestant(task: common.Task, data: Any, model: fo.Model, entry: Entry, roun
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--rounds", type=int, default=2, help="rounds in a timed unit")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5, help="rounds in a timed unit")
     parser.add_argument("--only", default="", help="names, separated by commas")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()

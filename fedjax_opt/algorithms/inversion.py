@@ -34,6 +34,16 @@ def check_plain(optimizer: Any, name: str) -> Triple:
     )
 
 
+def is_sgd(optimizer: Any) -> bool:
+    """Whether a displacement divided by -eta K is the mean of the very gradients that were taken.
+
+    So it is for SGD with a constant learning rate: no statistics, no preprocessors, no schedule.
+    """
+    if not isinstance(optimizer, Triple) or optimizer.averages or optimizer.preprocesses:
+        return False
+    return not jax.tree.leaves(jax.eval_shape(optimizer.init, jnp.zeros(1)))
+
+
 def init_plain(optimizer: Triple, params: Any) -> Any:
     """The count of a schedule, or nothing; refuses an optimiser with statistics of its own."""
     stats = optimizer.init(params)

@@ -7,8 +7,8 @@
     server   x+ = x + eta_s sum_i w_i (y_i - x)
              c+ = c + C mean over the cohort of (c_i+ - c_i),  C = |S| / N
 
-For plain SGD option II is c_i - c + (x - y) / (K eta), as the paper prints it; the mean of the
-gradients is the same there, and also right for other local optimisers. The mean for c is uniform,
+For plain SGD option II is c_i - c + (x - y) / (K eta), as the paper prints it, and needs no sum of
+gradients; for any other local optimiser the mean is taken step by step. The mean for c is uniform,
 whatever the weights: c stays the average of all c_i.
 
 Reference:
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import optax
 from jax.tree_util import Partial
 
+from fedjax_opt.algorithms import inversion
 from fedjax_opt.algorithms.fedavg import descend, same_message
 from fedjax_opt.core import Algorithm, Kept, Uniform, Variables, checks, difference, move, trees
 from fedjax_opt.optimizers.triple import local_form
@@ -45,7 +46,7 @@ class Client(NamedTuple):
 
 
 class Local(NamedTuple):
-    """The local model, its optimiser, and the mean local gradient so far (None in option I)."""
+    """The local model, its optimiser, and the mean local gradient so far (None if it is not needed)."""
 
     variables: Variables
     optimizer: Any
@@ -84,15 +85,18 @@ def scaffold(
     if option not in (1, 2):
         raise ValueError(f"option must be 1 or 2, got {option!r}.")
     server_learning_rate = checks.number("server_learning_rate", server_learning_rate, low=0.0)
+    by_displacement = option == 2 and inversion.is_sgd(optimizer)
+    finish_here = Partial(_finish_by_displacement, optimizer) if by_displacement else finish
+    accumulates = option == 2 and not by_displacement
     optimizer = local_form(optimizer)
     return Algorithm(
         init=_init,
         init_client=init_client,
         broadcast=same_message,
         probe=_full_gradient if option == 1 else None,
-        start=Partial(_start_with_mean if option == 2 else _start, optimizer),
+        start=Partial(_start_with_mean if accumulates else _start, optimizer),
         step=Partial(_step, optimizer),
-        finish=finish,
+        finish=finish_here,
         server_step=Partial(_server_step, server_learning_rate),
     )
 
@@ -141,6 +145,20 @@ def finish(local, context):
     """Uploads y - x and the change of c_i, which is the full or the mean local gradient."""
     control = context.own_report.own if local.mean_gradient is None else local.mean_gradient
     delta = difference(local.variables, context.message.variables)
+    return upload_control(delta, control, context)
+
+
+def _finish_by_displacement(optimizer, local, context):
+    """The same for plain SGD: the mean of g - c_i + c is (x - y) / (eta K)."""
+    delta = difference(local.variables, context.message.variables)
+    per_step = inversion.per_step(delta, context.num_steps).delta_per_step
+    used = inversion.mean_gradient(optimizer, local.optimizer, per_step)
+    correction = trees.subtract(context.message.control, context.client.control)
+    return upload_control(delta, trees.subtract(used, correction), context)
+
+
+def upload_control(delta, control, context):
+    """y - x and the change of c_i, which becomes `control`."""
     change = trees.subtract(control, context.client.control)
     return Upload(delta, Uniform(change)), Client(control)
 

@@ -20,8 +20,8 @@ from jax.tree_util import Partial
 from fedjax_opt.algorithms import inversion
 from fedjax_opt.algorithms.fedavg import descend, same_message
 from fedjax_opt.algorithms.fedcm import mix
-from fedjax_opt.algorithms.scaffold import Local, add_to_mean, finish, init_client
-from fedjax_opt.core import Algorithm, Uniform, Variables, checks, move, trees
+from fedjax_opt.algorithms.scaffold import Local, add_to_mean, finish, init_client, upload_control
+from fedjax_opt.core import Algorithm, Uniform, Variables, checks, difference, move, trees
 from fedjax_opt.optimizers import Triple
 
 
@@ -68,13 +68,14 @@ def scaffold_m(optimizer: Triple, beta: Any = 0.1, server_learning_rate: Any = 1
     optimizer = inversion.check_plain(optimizer, "SCAFFOLD-M")
     beta = checks.number("beta", beta, low=0.0, open_low=True, high=1.0)
     server_learning_rate = checks.number("server_learning_rate", server_learning_rate, low=0.0)
+    by_displacement = inversion.is_sgd(optimizer)
     return Algorithm(
         init=Partial(_init, optimizer),
         init_client=init_client,
         broadcast=same_message,
-        start=_start,
+        start=_start if by_displacement else _start_with_mean,
         step=Partial(_step, optimizer, beta),
-        finish=finish,
+        finish=Partial(_finish_by_displacement, optimizer, beta) if by_displacement else finish,
         server_step=Partial(_server_step, optimizer, server_learning_rate),
         receive=_receive,
     )
@@ -87,17 +88,34 @@ def _init(optimizer, variables):
 
 def _start(message, client):
     del client
-    return Local(message.variables, message.optimizer, trees.zeros_like(message.variables.params))
+    return Local(message.variables, message.optimizer, None)
+
+
+def _start_with_mean(message, client):
+    local = _start(message, client)
+    return local._replace(mean_gradient=trees.zeros_like(message.variables.params))
 
 
 def _step(optimizer, beta, local, objective, batch, context):
     gradient, evaluation = objective.gradient(local.variables, batch)
-    local = add_to_mean(local, gradient, context)
+    if local.mean_gradient is not None:
+        local = add_to_mean(local, gradient, context)
     # What is the same in all steps stands together, so that the compiler takes it out of the loop.
     correction = trees.subtract(context.message.control, context.client.control)
     constant = mix(beta, correction, context.message.direction)
     mixed = trees.add_scaled(constant, beta, gradient)
     return descend(optimizer, local, mixed, evaluation), evaluation
+
+
+def _finish_by_displacement(optimizer, beta, local, context):
+    """For plain SGD (x - y) / (eta K) is the mean of beta (g - c_i + c) + (1 - beta) d."""
+    message = context.message
+    delta = difference(local.variables, message.variables)
+    per_step = inversion.per_step(delta, context.num_steps).delta_per_step
+    used = inversion.mean_gradient(optimizer, local.optimizer, per_step)
+    corrected = trees.scale(1 / beta, trees.add_scaled(used, beta - 1, message.direction))
+    correction = trees.subtract(message.control, context.client.control)
+    return upload_control(delta, trees.subtract(corrected, correction), context)
 
 
 def _receive(upload, num_steps):

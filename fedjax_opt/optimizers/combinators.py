@@ -57,6 +57,7 @@ def chain(*transformations: optax.GradientTransformation) -> Triple:
         inverse=Partial(_chain_inverse, triple.inverse),
         moving_update=Partial(_chain_moving_update, before, moving(triple).update),
         averages=triple.averages,
+        preprocesses=bool(before) or triple.preprocesses,
     )
 
 

@@ -40,6 +40,7 @@ class Triple(optax.GradientTransformation):
       moving_update: as `update`, with statistics that change in every step; see `moving`.
       averages: true if `inverse` reads a mean that `update` accumulates in the statistics, instead
         of solving for it; such a mean must travel with the model.
+      preprocesses: true if `inverse` returns the mean of what preprocessors made of the gradients.
 
     Example:
       >>> import jax.numpy as jnp, optax
@@ -58,23 +59,28 @@ class Triple(optax.GradientTransformation):
     inverse: Callable[..., Any]
     moving_update: Callable[..., Any]
     averages: bool
+    preprocesses: bool
 
-    def __new__(cls, init, update, track, inverse, moving_update=None, averages=False):
+    def __new__(
+        cls, init, update, track, inverse, moving_update=None, averages=False, preprocesses=False
+    ):
         self = super().__new__(cls, as_partial(init), as_partial(update))
         self.track = as_partial(track)
         self.inverse = as_partial(inverse)
         self.moving_update = as_partial(moving_update)
         self.averages = averages
+        self.preprocesses = preprocesses
         return self
 
 
 def _flatten(triple: Triple):
     children = (triple.init, triple.update, triple.track, triple.inverse, triple.moving_update)
-    return children, triple.averages
+    return children, (triple.averages, triple.preprocesses)
 
 
-def _unflatten(averages: bool, children) -> Triple:
-    return Triple(*children, averages=averages)
+def _unflatten(kind: tuple[bool, bool], children) -> Triple:
+    averages, preprocesses = kind
+    return Triple(*children, averages=averages, preprocesses=preprocesses)
 
 
 jax.tree_util.register_pytree_node(Triple, _flatten, _unflatten)

@@ -78,7 +78,7 @@ def _reordered(inputs, order):
 
 QUADRATICS, DATA, OPTIMUM = fo.data.quadratics(num_clients=4, dimension=3, seed=1)
 SAMPLERS = {
-    "full": fo.cohorts.uniform(4),
+    "full": fo.cohorts.cyclic(4),
     "cyclic": fo.cohorts.cyclic(2),
     "random": fo.cohorts.uniform(2),
 }
@@ -92,6 +92,7 @@ def _distance_to_optimum(row, learning_rate, repeats, participation="full"):
         run = fo.run_rounds(
             algorithm, QUADRATICS, DATA, state, row.rounds,
             sampler=SAMPLERS[participation], batch_size=1, local_steps=5, strategy="vmap",
+            batching="replacement",
         )  # fmt: skip
         state = run.state
     assert bool(jnp.all(run.history.finite))
@@ -224,7 +225,10 @@ def test_scaling_all_weights_changes_nothing(row):
 # Strategies -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", [name for name in helpers.STRATEGIES if name != "scan"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["sharded", *(pytest.param(name, marks=pytest.mark.slow) for name in ("vmap", "chunked"))],
+)
 def test_every_strategy_gives_the_same_numbers(row, strategy):
     """Server, clients and infos agree with `scan` for a cohort that does not divide evenly."""
     states, infos = _play(row, seed=8)

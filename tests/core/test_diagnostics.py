@@ -182,7 +182,7 @@ def test_scaffolds_c_is_compared_with_the_full_gradient(watched):
 
 
 def test_fedacgs_momentum_is_compared_at_the_global_model():
-    """Not at the one that is sent, which is ahead; with the mean gradient that the weighting asks for."""
+    """Not at the one that is sent, which is ahead; the weighting is that of the full gradient too."""
     states, found = _one_by_one(FEDACG, 4, weighting="uniform")
     path = _path(states)
     assert np.isnan(found[0]["momentum_deviation"])

@@ -58,13 +58,14 @@ BY_HAND = {
     # The mean gradient comes back down, and gradients are also taken at the x received.
     "mime": (fo.mime(SGDM), V + X + X, V + X, V + X + 3 * X, 0, V + X, V),
     "mimemom": (fo.mimemom(SGD), V + X + X, V + X, V + X + 3 * X, 0, V + X, V),
-    # Model and control variate both ways; a client keeps its own variate. A step reads both, and adds
-    # to the mean gradient.
-    "scaffold-2": (fo.scaffold(SGD), V + X, V + X, V + 3 * X, X, V + X, V + X),
+    # Model and control variate both ways; a client keeps its own variate. A step reads both. For SGD
+    # the displacement says what the mean gradient was; with momentum it is summed up, beside m.
+    "scaffold-sgdm": (fo.scaffold(SGDM), V + X, V + X, V + 4 * X, X, V + X, V + X),
+    "scaffold-2": (fo.scaffold(SGD), V + X, V + X, V + 2 * X, X, V + X, V + X),
     # In option I c_i is the client's own report, which stays at home: its change goes up once.
     "scaffold-1": (fo.scaffold(SGD, 1), V + X, V + X, V + 3 * X, X, V + X, V + X),
     # As option II, with a direction that goes down and comes out of the displacements.
-    "scaffold-m": (fo.scaffold_m(SGD), V + 2 * X, V + X, V + 4 * X, X, V + 2 * X, V + 2 * X),
+    "scaffold-m": (fo.scaffold_m(SGD), V + 2 * X, V + X, V + 3 * X, X, V + 2 * X, V + 2 * X),
     "fedcm": (fo.fedcm(SGD), V + X, V, V + X, 0, V + X, V + X),
     # A step reads x and c of what was sent, h_i and c_i of its own. The server keeps c and h, and sums
     # y - x twice, the second time uniformly.

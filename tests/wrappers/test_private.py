@@ -54,6 +54,7 @@ def _is_hole(node):
     return node is None
 
 
+@pytest.mark.slow
 @NAMES
 def test_federation_of_one_is_the_algorithm_itself(name):
     """With one client, what is private and what is shared move alike, with all their statistics."""
