@@ -101,23 +101,23 @@ def products(task: common.Task, entry: Entry) -> float:
     return (task.local_steps * step + probe * gradient) / (task.local_steps * gradient)
 
 
-def contestant(task: common.Task, data: Any, model: fo.Model, entry: Entry, rounds: int):
+def contestant(task: common.Task, data: Any, model: fo.Model, name: str, rounds: int):
     """A function that plays a few rounds and returns their seconds; compiled, and warm."""
-    algorithm = entry.make(task.learning_rate)
+    algorithm = ENTRIES[name].make(task.learning_rate)
     state = fo.init_state(algorithm, model.init(jax.random.key(0), None), data.num_clients)
     state = fo.place(state)
 
     def run() -> float:
-        nonlocal state
+        # Always from the same state: not every algorithm bears this step size for long.
         start = time.perf_counter()
         result = fo.run_rounds(
             algorithm, model, data, state, rounds=rounds, cohort_size=task.clients,
             batch_size=task.batch, local_steps=task.local_steps, strategy="sharded",
         )  # fmt: skip
-        state = jax.block_until_ready(result.state)
+        jax.block_until_ready(result.state)
         seconds = time.perf_counter() - start
         if not bool(jnp.all(result.history.finite)):
-            sys.exit(f"a loss was not finite: {result.history.loss}")
+            sys.exit(f"{name}: a loss was not finite: {result.history.loss}")
         return seconds / rounds
 
     run()
@@ -143,7 +143,7 @@ def main() -> None:
     runs = {}
     for name in dict.fromkeys(["fedavg", *chosen]):
         print(f"compiling {name}", file=sys.stderr)
-        runs[name] = contestant(task, data, model, ENTRIES[name], args.rounds)
+        runs[name] = contestant(task, data, model, name, args.rounds)
     names = list(runs)
     ratios: dict[str, list[float]] = {name: [] for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
