@@ -23,7 +23,7 @@ import fedjax_opt as fo
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-ROUNDS, SEEDS, SKIP = 60, 3, 12
+ROUNDS, SEEDS, SKIP = 50, 2, 12
 
 
 def measured(make, values, name, data, model):
