@@ -42,6 +42,37 @@ def finish_mean(tree: Any, count: jax.Array) -> Any:
     return jax.tree.map(finish, tree, is_leaf=_is_uniform)
 
 
+def uniform_mean(values: Any, weights: jax.Array) -> Any:
+    """The plain mean of those who have a say, on stacked values."""
+    votes = (weights > 0).astype(weights.dtype)
+    return weighted_mean(values, votes / jnp.maximum(jnp.sum(votes), 1))
+
+
+def weighted_mean(values: Any, weights: jax.Array) -> Any:
+    """The mean of stacked values by their weights."""
+
+    def mean(leaf):
+        return jnp.tensordot(weights.astype(leaf.dtype), heard(leaf, weights, 0), axes=1)
+
+    return jax.tree.map(mean, values)
+
+
+def heard(leaf: jax.Array, weights: jax.Array, instead: Any) -> jax.Array:
+    """The values of those who have a say; others may have computed anything, NaN too."""
+    has_say = (weights > 0).reshape(-1, *[1] * (leaf.ndim - 1))
+    return jnp.where(has_say, leaf, jnp.asarray(instead, leaf.dtype))
+
+
+def is_uniform_mean(aggregator: Any) -> bool:
+    """Whether a rule is the plain mean: a round sums it with weights that are all the same."""
+    return getattr(aggregator, "func", aggregator) is uniform_mean
+
+
+def streams(aggregator: Any) -> bool:
+    """Whether uploads can be summed from client to client, and need not be seen all at once."""
+    return aggregator is None or is_uniform_mean(aggregator)
+
+
 def apply(aggregator: Aggregator, stacked: Any, weights: jax.Array, present: jax.Array) -> Any:
     """Aggregates the uploads of a cohort, stacked `[S, ...]`, each of their parts on its own.
 

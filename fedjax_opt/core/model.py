@@ -175,10 +175,13 @@ def _mask_loss(loss: jax.Array, aux: Aux, mask: jax.Array) -> jax.Array:
             f"aux.losses must have one entry per example, {list(mask.shape)}, got"
             f" {list(jnp.shape(aux.losses))}."
         )
-    return loss + _masked_mean(aux.losses, mask) - jnp.mean(aux.losses)
+    return loss + mean_over_rows(aux.losses, mask) - jnp.mean(aux.losses)
 
 
-def _masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
+def mean_over_rows(values: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """The mean over the rows of a minibatch that count."""
+    if mask is None:
+        return jnp.mean(values)
     # Rows that do not count are cut before the sum: a NaN there must not reach the mean.
     total = jnp.sum(jnp.where(mask, values, 0))
     return total / jnp.maximum(jnp.sum(mask, dtype=values.dtype), 1)
@@ -190,11 +193,9 @@ def _mean(name: str, values: Any, mask: jax.Array | None) -> jax.Array:
         values = values.astype(jnp.result_type(float))
     if values.ndim == 0:
         return values
-    if mask is None:
-        return jnp.mean(values)
-    if values.shape != mask.shape:
+    if mask is not None and values.shape != mask.shape:
         raise ValueError(
             f"metric {name!r} must be a scalar or have one entry per example, {list(mask.shape)},"
             f" got {list(values.shape)}."
         )
-    return _masked_mean(values, mask)
+    return mean_over_rows(values, mask)

@@ -13,7 +13,6 @@ from fedjax_opt.core.algorithm import (
     Context,
     Facts,
     Kept,
-    Uniform,
     get_variables,
 )
 from fedjax_opt.core.feeding import Feeding, probe_data
@@ -81,6 +80,8 @@ def federated_round(
     present = num_steps > 0
     count = jnp.sum(present, dtype=jnp.int32)
     dtype = jnp.result_type(float)
+    if aggregate.is_uniform_mean(algorithm.aggregate):
+        weights = jnp.ones_like(weights)
     weights = jnp.where(present, weights, 0).astype(dtype)
     somebody = jnp.sum(weights) > 0
     weights = weights / jnp.where(somebody, jnp.sum(weights), 1)
@@ -113,7 +114,6 @@ def federated_round(
 
         report, own_reports = strategies.map_reduce(strategy, probe, shared, clients, _pad)
         report = _mean(algorithm, report, _sent(own_reports), weights, present)
-        own_reports = aggregate.without_markers(own_reports)
         clients = clients._replace(own_report=own_reports)
 
     def train(shared_and_report, client):
@@ -149,11 +149,9 @@ def federated_round(
             "first_loss": tally.first_loss,
             "metrics": jax.tree.map(lambda x: x / steps.astype(x.dtype), tally.metric_sums),
         }
-        # The server's K has the weights that its uploads have.
-        counted = Uniform(steps) if isinstance(contribution, Uniform) else steps
-        means = {"noted": noted, "num_steps": counted, "watched": averaged}
+        means = {"noted": noted, "num_steps": steps, "watched": averaged}
         means = aggregate.weighted(means, *_say(client))
-        stacked = () if algorithm.aggregate is None else contribution
+        stacked = () if aggregate.streams(algorithm.aggregate) else contribution
         own = (new_state, noted["loss"], tally.bad_step, kept)
         return (_summed(algorithm, contribution, client), means), (own, stacked)
 
@@ -232,12 +230,15 @@ def _say(client: _Client) -> tuple[jax.Array, jax.Array]:
 
 def _summed(algorithm: Algorithm, upload: Any, client: _Client) -> Any:
     """What is summed over the clients: nothing where a rule wants to see all uploads at once."""
-    return aggregate.weighted(upload, *_say(client)) if algorithm.aggregate is None else ()
+    return (
+        aggregate.weighted(upload, *_say(client)) if aggregate.streams(algorithm.aggregate) else ()
+    )
 
 
 def _mean(algorithm: Algorithm, summed: Any, stacked: Any, weights: Any, present: Any) -> Any:
-    if algorithm.aggregate is None:
+    if aggregate.streams(algorithm.aggregate):
         return aggregate.finish_mean(summed, jnp.sum(present, dtype=jnp.int32))
+    assert algorithm.aggregate is not None  # the weighted mean streams
     return aggregate.apply(algorithm.aggregate, stacked, weights, present)
 
 

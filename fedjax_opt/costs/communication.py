@@ -17,7 +17,7 @@ from fedjax_opt.core import (
     checks,
     trees,
 )
-from fedjax_opt.core.aggregate import without_markers
+from fedjax_opt.core.aggregate import streams
 
 
 class Cost(NamedTuple):
@@ -75,10 +75,10 @@ def of(algorithm: Algorithm, variables: Any, cohort_size: int = 1) -> Cost:
         any_data = ProbeData(_gradient, _gradient)
         probe = algorithm.probe
         report = jax.eval_shape(lambda m, c: probe(m, c, any_data), message, client)
-    own_report = report = without_markers(report)
+    own_report = report
     report = report.shared if isinstance(report, Kept) else report
     work = _client_work(algorithm, variables, message, client, report, own_report)
-    uploads = 1 if algorithm.aggregate is None else cohort_size
+    uploads = 1 if streams(algorithm.aggregate) else cohort_size
     return Cost(
         bytes_down=_size(message) + (_size(report) if work.reads_report else 0),
         bytes_up=_size(report) + _size(work.upload),

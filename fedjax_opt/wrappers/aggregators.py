@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from fedjax_opt.core import Algorithm, Kept, StaticInt, Uniform, checks, trees
-from fedjax_opt.core.aggregate import without_markers
+from fedjax_opt.core import Algorithm, StaticInt, aggregate, checks, trees
 
 
 def aggregated(algorithm: Algorithm, aggregator: Any) -> Algorithm:
@@ -44,21 +43,8 @@ def aggregated(algorithm: Algorithm, aggregator: Any) -> Algorithm:
             "aggregator must be a function of (values, weights), such as"
             f" fedjax_opt.aggregators.coordinate_median(), got {aggregator!r}."
         )
-    rule = getattr(aggregator, "func", aggregator)
-    # An earlier choice gives way to this one.
-    receive = _unwrapped(algorithm.receive, _uniform_receive)
-    probe = _unwrapped(algorithm.probe, _uniform_probe)
-    if rule is _uniform_mean:
-        receive = Partial(_uniform_receive, receive)
-        probe = None if probe is None else Partial(_uniform_probe, probe)
-    means = (_weighted_mean, _uniform_mean)
-    return algorithm._replace(
-        receive=receive, probe=probe, aggregate=None if rule in means else aggregator
-    )
-
-
-def _unwrapped(function, wrapper):
-    return function.args[0] if getattr(function, "func", None) is wrapper else function
+    is_own_rule = getattr(aggregator, "func", aggregator) is aggregate.weighted_mean
+    return algorithm._replace(aggregate=None if is_own_rule else aggregator)
 
 
 def weighted_mean() -> Partial:
@@ -71,11 +57,11 @@ def weighted_mean() -> Partial:
       >>> float(rule(jnp.array([0.0, 10.0]), jnp.array([0.75, 0.25])))
       2.5
     """
-    return Partial(_weighted_mean)
+    return Partial(aggregate.weighted_mean)
 
 
 def uniform_mean() -> Partial:
-    """The plain mean over the clients that reported, whatever the round's weights.
+    """The plain mean over the clients that reported: the round's weights, all of them, become one.
 
     Example:
       >>> import jax.numpy as jnp
@@ -84,7 +70,7 @@ def uniform_mean() -> Partial:
       >>> float(rule(jnp.array([0.0, 10.0]), jnp.array([0.75, 0.25])))
       5.0
     """
-    return Partial(_uniform_mean)
+    return Partial(aggregate.uniform_mean)
 
 
 def coordinate_median() -> Partial:
@@ -152,52 +138,13 @@ def geometric_median(iterations: int = 32, smoothing: Any = 1e-6) -> Partial:
     return Partial(_geometric_median, StaticInt(iterations), smoothing)
 
 
-def _weighted_mean(values, weights):
-    def mean(leaf):
-        return jnp.tensordot(weights.astype(leaf.dtype), _heard(leaf, weights, 0), axes=1)
-
-    return jax.tree.map(mean, values)
-
-
-def _uniform_mean(values, weights):
-    return _weighted_mean(values, _votes(weights))
-
-
-def _uniform_receive(receive, upload, num_steps):
-    contribution = upload if receive is None else receive(upload, num_steps)
-    return _uniformly(contribution)
-
-
-def _uniform_probe(probe, message, client, probe_data):
-    report = probe(message, client, probe_data)
-    if isinstance(report, Kept):
-        return Kept(_uniformly(report.shared), report.own)
-    return _uniformly(report)
-
-
-def _uniformly(tree):
-    return Uniform(without_markers(tree))
-
-
-def _votes(weights):
-    """Weights that are all the same for those who have a say."""
-    voters = (weights > 0).astype(weights.dtype)
-    return voters / jnp.maximum(jnp.sum(voters), 1)
-
-
-def _heard(leaf, weights, instead):
-    """The values of those who have a say; others may have computed anything, NaN too."""
-    has_say = (weights > 0).reshape(-1, *[1] * (leaf.ndim - 1))
-    return jnp.where(has_say, leaf, jnp.asarray(instead, leaf.dtype))
-
-
 def _median(values, weights):
     count = jnp.sum(weights > 0, dtype=jnp.int32)
     lower, upper = jnp.maximum((count - 1) // 2, 0), count // 2
 
     def median(leaf):
         # Those without a say come last.
-        ordered = jnp.sort(_heard(leaf, weights, jnp.inf), axis=0)
+        ordered = jnp.sort(aggregate.heard(leaf, weights, jnp.inf), axis=0)
         return (ordered[lower] + ordered[upper]) / 2
 
     return jax.tree.map(median, values)
@@ -209,7 +156,7 @@ def _trimmed_mean(fraction, values, weights):
     cut = cut.astype(jnp.int32)
 
     def mean(leaf):
-        ordered = jnp.sort(_heard(leaf, weights, jnp.inf), axis=0)
+        ordered = jnp.sort(aggregate.heard(leaf, weights, jnp.inf), axis=0)
         place = jnp.arange(leaf.shape[0], dtype=jnp.int32)
         inside = ((place >= cut) & (place < count - cut)).reshape(-1, *[1] * (leaf.ndim - 1))
         kept = jnp.maximum(count - 2 * cut, 1).astype(leaf.dtype)
@@ -225,7 +172,7 @@ def _geometric_median(iterations, smoothing, values, weights):
     squares = _squared_distances(values, start)
     # Who is infinitely far away pulls nothing.
     weights = jnp.where(jnp.isfinite(squares), weights, 0)
-    values = jax.tree.map(lambda leaf: _heard(leaf, weights, 0), values)
+    values = jax.tree.map(lambda leaf: aggregate.heard(leaf, weights, 0), values)
     smallest = jnp.asarray(smoothing, squares.dtype) ** 2
 
     def distances(centre):
@@ -234,7 +181,7 @@ def _geometric_median(iterations, smoothing, values, weights):
 
     def one(_, centre):
         pull = weights.astype(squares.dtype) / distances(centre)
-        return _weighted_mean(values, pull / jnp.sum(pull))
+        return aggregate.weighted_mean(values, pull / jnp.sum(pull))
 
     # From the mean of the values drawn in to the usual distance from the median: outliers start
     # near, and a median that is one of the values does not hold the iteration fast.
@@ -247,7 +194,7 @@ def _geometric_median(iterations, smoothing, values, weights):
         return centre[None] + factor * (leaf - centre[None])
 
     near = jax.tree.map(drawn_in, values, start)
-    centre = _weighted_mean(near, weights / jnp.sum(weights))
+    centre = aggregate.weighted_mean(near, weights / jnp.sum(weights))
     return jax.lax.fori_loop(0, int(iterations), one, centre)
 
 

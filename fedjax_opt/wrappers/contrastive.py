@@ -15,10 +15,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.tree_util import Partial
 
 from fedjax_opt.core import Algorithm, Variables, checks, get_variables
-from fedjax_opt.wrappers.features import features_of, mean_over_rows
+from fedjax_opt.core.model import mean_over_rows
+from fedjax_opt.wrappers.features import features_of
+
+# The norm below which features count as zero, as in PyTorch's cosine similarity.
+_SMALLEST = 1e-8
 
 
 class Client(NamedTuple):
@@ -108,7 +113,8 @@ def _with_term(mu, temperature, anchor, previous, objective, batch):
         del variables
         features = features_of(evaluation, "contrastive")
         scale = jnp.asarray(1 / temperature, features.dtype)
-        near, far = (scale * _cosine(features, z) for z in (of_anchor, of_previous))
+        cosine, others = optax.losses.cosine_similarity, (of_anchor, of_previous)
+        near, far = (scale * cosine(features, z, epsilon=_SMALLEST) for z in others)
         # -log(e^near / (e^near + e^far)) = log(1 + e^(far - near))
         term = mean_over_rows(jax.nn.softplus(far - near), objective.mask)
         return (jnp.asarray(mu, term.dtype) * term).astype(evaluation.loss.dtype)
@@ -119,14 +125,3 @@ def _with_term(mu, temperature, anchor, previous, objective, batch):
 def _finish(inner, local, context):
     upload, client = inner(local.inner, _inside(context))
     return upload, Client(client, get_variables(local.inner))
-
-
-def _cosine(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The cosine of the angle between rows; a row of zeros has 0 with any other, and no derivative."""
-    return jnp.sum(_unit(a) * _unit(b), axis=-1)
-
-
-def _unit(rows: jax.Array) -> jax.Array:
-    # Floored under the root: the derivative of the root itself is infinite at zero.
-    square = jnp.maximum(jnp.sum(rows * rows, axis=-1, keepdims=True), 1e-16)
-    return rows * jax.lax.rsqrt(square)

@@ -1,7 +1,6 @@
 """What wrappers that look at a model's features share."""
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_opt.core import Evaluation
 
@@ -15,12 +14,3 @@ def features_of(evaluation: Evaluation, name: str) -> jax.Array:
             " none: return Aux(features=...), [B, ...]. The models of fedjax_opt.models do."
         )
     return features.reshape(features.shape[0], -1)
-
-
-def mean_over_rows(values: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """The mean over the rows of a minibatch that count."""
-    if mask is None:
-        return jnp.mean(values)
-    # Cut before the sum, as the loss is: what stands in the other rows must not reach the mean.
-    count = jnp.maximum(jnp.sum(mask, dtype=jnp.int32), 1)
-    return jnp.sum(jnp.where(mask, values, 0)) / count.astype(values.dtype)

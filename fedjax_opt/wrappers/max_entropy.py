@@ -14,10 +14,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.tree_util import Partial
 
 from fedjax_opt.core import Algorithm, checks
-from fedjax_opt.wrappers.features import features_of, mean_over_rows
+from fedjax_opt.core.model import mean_over_rows
+from fedjax_opt.wrappers.features import features_of
+from fedjax_opt.wrappers.objective import with_term
 
 
 def max_entropy(algorithm: Algorithm, beta: Any) -> Algorithm:
@@ -42,19 +45,7 @@ def max_entropy(algorithm: Algorithm, beta: Any) -> Algorithm:
       communication-efficient federated learning. ECML PKDD 2020.
     """
     beta = checks.number("beta", beta, low=0.0)
-    probe = algorithm.probe
-    return algorithm._replace(
-        step=Partial(_step, algorithm.step, beta),
-        probe=None if probe is None else Partial(_probe, probe, beta),
-    )
-
-
-def _step(inner, beta, local, objective, batch, context):
-    return inner(local, _with_term(beta, objective, batch), batch, context)
-
-
-def _probe(inner, beta, message, client, probe_data):
-    return inner(message, client, probe_data.adjusted(Partial(_with_term, beta)))
+    return with_term(algorithm, Partial(_with_term, beta))
 
 
 def _with_term(beta, objective, batch):
@@ -64,7 +55,8 @@ def _with_term(beta, objective, batch):
         del variables
         features = features_of(evaluation, "max_entropy")
         log_p = jax.nn.log_softmax(features, axis=-1)
-        divergence = -jnp.log(features.shape[-1]).astype(log_p.dtype) - jnp.mean(log_p, axis=-1)
+        uniform = jnp.full_like(log_p, 1 / features.shape[-1])
+        divergence = optax.losses.kl_divergence(log_p, uniform)
         weighted = jnp.asarray(beta, log_p.dtype) * mean_over_rows(divergence, objective.mask)
         return weighted.astype(evaluation.loss.dtype)
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from fedjax_opt.core import Algorithm, checks, trees
+from fedjax_opt.wrappers.objective import with_term
 
 
 def weight_decay(algorithm: Algorithm, rate: Any) -> Algorithm:
@@ -33,19 +34,7 @@ def weight_decay(algorithm: Algorithm, rate: Any) -> Algorithm:
       Krogh, Hertz. A simple weight decay can improve generalization. NeurIPS 1991.
     """
     rate = checks.number("rate", rate, low=0.0)
-    probe = algorithm.probe
-    return algorithm._replace(
-        step=Partial(_step, algorithm.step, rate),
-        probe=None if probe is None else Partial(_probe, probe, rate),
-    )
-
-
-def _step(inner, rate, local, objective, batch, context):
-    return inner(local, _with_term(rate, objective, batch), batch, context)
-
-
-def _probe(inner, rate, message, client, probe_data):
-    return inner(message, client, probe_data.adjusted(Partial(_with_term, rate)))
+    return with_term(algorithm, Partial(_with_term, rate))
 
 
 def _with_term(rate, objective, batch):
