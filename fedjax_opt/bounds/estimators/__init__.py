@@ -1,0 +1,1 @@
+"""Estimators: from a model and its clients to the constants of the bounds, with uncertainties."""

@@ -1,0 +1,184 @@
+"""The batched coupon collector against enumeration in exact fractions, and against simulation."""
+
+import itertools
+import time
+from fractions import Fraction
+from math import comb
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_opt as fo
+from fedjax_opt.bounds import (
+    expected_rounds_to_see_all,
+    expected_unseen_share_squared,
+    probability_all_seen,
+    rounds_to_see_all_quantile,
+)
+
+
+def enumerated(num_clients, cohort_size, rounds):
+    """P(T = t) for t up to `rounds`, by following every set of clients through every cohort."""
+    cohorts = [frozenset(c) for c in itertools.combinations(range(num_clients), cohort_size)]
+    everyone = frozenset(range(num_clients))
+    distribution, ended = {frozenset(): Fraction(1)}, []
+    for _ in range(rounds):
+        following = {}
+        for seen, probability in distribution.items():
+            for cohort in cohorts:
+                after = seen | cohort
+                share = probability / len(cohorts)
+                following[after] = following.get(after, Fraction(0)) + share
+        ended.append(following.pop(everyone, Fraction(0)))
+        distribution = following
+    return ended
+
+
+def missed(num_clients, cohort_size, j):
+    return Fraction(comb(num_clients - j, cohort_size), comb(num_clients, cohort_size))
+
+
+def inclusion_exclusion(num_clients, cohort_size):
+    """E[T] as a fraction: exact, and hopeless in floating point."""
+    return sum(
+        (-1) ** (j + 1) * comb(num_clients, j) / (1 - missed(num_clients, cohort_size, j))
+        for j in range(1, num_clients + 1)
+    )
+
+
+def all_seen(num_clients, cohort_size, rounds):
+    return sum(
+        (-1) ** j * comb(num_clients, j) * missed(num_clients, cohort_size, j) ** rounds
+        for j in range(num_clients + 1)
+    )
+
+
+def assert_near(found, exact, rtol):
+    assert isinstance(found, float)
+    assert abs(Fraction(found) - exact) <= Fraction(rtol) * exact
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "cohort_size"), [(1, 1), (3, 1), (4, 2), (4, 3), (5, 2), (5, 5)]
+)
+def test_probabilities_are_those_of_enumeration(num_clients, cohort_size):
+    ended = enumerated(num_clients, cohort_size, 5)
+    for rounds in range(6):
+        exact = sum(ended[:rounds], Fraction(0))
+        assert_near(probability_all_seen(num_clients, cohort_size, rounds), exact, 1e-15)
+        assert all_seen(num_clients, cohort_size, rounds) == exact  # so that it may be used below
+
+
+@pytest.mark.parametrize(("num_clients", "cohort_size"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
+def test_expectations_are_those_of_enumeration(num_clients, cohort_size):
+    """Up to some round by enumeration; after it, by the probability of a round more, which is exact."""
+    ended = enumerated(num_clients, cohort_size, 12)
+    expected = inclusion_exclusion(num_clients, cohort_size)
+    partial = sum((t + 1) * p for t, p in enumerate(ended))
+    # Beyond: sum of P(T > t) from t = 12 on, plus 12 P(T > 12), in geometric series.
+    tail = sum(
+        (-1) ** (j + 1) * comb(num_clients, j) * q**12 * (12 + 1 / (1 - q))
+        for j in range(1, num_clients + 1)
+        for q in [missed(num_clients, cohort_size, j)]
+    )
+    assert partial + tail == expected
+    assert_near(expected_rounds_to_see_all(num_clients, cohort_size), expected, 1e-14)
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "cohort_size"), [(10, 3), (30, 1), (100, 10), (100, 37), (120, 99), (150, 2)]
+)
+def test_larger_ones_are_exact_too(num_clients, cohort_size):
+    found = expected_rounds_to_see_all(num_clients, cohort_size)
+    assert_near(found, inclusion_exclusion(num_clients, cohort_size), 1e-13)
+    # From all but impossible to all but certain.
+    shortest = -(-num_clients // cohort_size)
+    for rounds in (shortest - 1, shortest, shortest + 2, int(found), int(2.5 * found)):
+        exact = all_seen(num_clients, cohort_size, rounds)
+        assert_near(probability_all_seen(num_clients, cohort_size, rounds), exact, 1e-14)
+
+
+def test_one_at_a_time_is_the_classical_collector():
+    harmonic = sum(Fraction(1, k) for k in range(1, 201))
+    assert_near(expected_rounds_to_see_all(200, 1), 200 * harmonic, 1e-13)
+
+
+def test_thousands_of_clients_are_quick_and_agree_with_the_distribution():
+    started = time.process_time()
+    expected = expected_rounds_to_see_all(3000, 40)
+    # E[T] = sum of P(T > t), of which only the rounds near it are neither 1 nor 0.
+    first, last = (rounds_to_see_all_quantile(3000, 40, p) for p in (1e-12, 1 - 1e-12))
+    total = first + sum(1 - probability_all_seen(3000, 40, t) for t in range(first, last, 7)) * 7
+    assert time.process_time() - started < 20
+    # A sum with steps of 7 over a smooth curve of hundreds is right to its ends, 7/2.
+    assert abs(total - expected) < 7
+
+
+def test_quantiles_invert_the_distribution():
+    for num_clients, cohort_size, probability in [
+        (5, 2, 0.3),
+        (40, 7, 0.5),
+        (40, 7, 0.999),
+        (6, 6, 0.9),
+    ]:
+        rounds = rounds_to_see_all_quantile(num_clients, cohort_size, probability)
+        assert probability_all_seen(num_clients, cohort_size, rounds) >= probability
+        assert probability_all_seen(num_clients, cohort_size, rounds - 1) < probability
+    assert rounds_to_see_all_quantile(5, 2, 0.0) == 0
+
+
+def test_simulation_agrees_within_its_error():
+    def simulate(seed):
+        return fo.bounds.simulated_rounds_to_see_all(jax.random.key(seed), 9, 2, 2000)
+
+    first, second = simulate(0), simulate(1)
+    for simulated in (first, second):
+        away = abs(simulated.mean - expected_rounds_to_see_all(9, 2))
+        assert away < 4 * simulated.standard_error
+    assert first.mean != second.mean and simulate(0) == first
+    # The error is that of a mean: the spread of T over the root of the number of runs.
+    rounds = np.arange(200)
+    later = np.array([1 - probability_all_seen(9, 2, int(t)) for t in rounds])
+    variance = ((2 * rounds + 1) * later).sum() - later.sum() ** 2
+    np.testing.assert_allclose(first.standard_error, np.sqrt(variance / 2000), rtol=0.1)
+
+
+def test_the_share_of_the_unseen_is_that_of_enumeration():
+    for num_clients, cohort_size, rounds in [(4, 1, 3), (5, 2, 2), (5, 4, 1), (3, 3, 2)]:
+        cohorts = list(itertools.combinations(range(num_clients), cohort_size))
+        draws = list(itertools.product(cohorts, repeat=rounds))
+        unseen = [num_clients - len(set().union(*draw)) for draw in draws]
+        exact = Fraction(sum(u**2 for u in unseen), len(draws) * num_clients**2)
+        found = expected_unseen_share_squared(num_clients, cohort_size, rounds)
+        np.testing.assert_allclose(found, float(exact), rtol=1e-14)
+    assert expected_unseen_share_squared(1, 1, 1) == 0
+
+
+def test_the_share_of_the_unseen_transforms():
+    sizes = np.array([1.0, 10.0, 99.0])
+    batched = jax.jit(jax.vmap(expected_unseen_share_squared, (None, 0, None)))(100, sizes, 3.0)
+    alone = [expected_unseen_share_squared(100, size, 3.0) for size in sizes]
+    np.testing.assert_allclose(batched, alone, rtol=1e-12)
+    slope = jax.grad(expected_unseen_share_squared, 1)(100.0, 10.0, 3.0)
+    ends = [expected_unseen_share_squared(100.0, 10.0 + d, 3.0) for d in (1e-5, -1e-5)]
+    np.testing.assert_allclose(slope, (ends[0] - ends[1]) / 2e-5, rtol=1e-7)
+
+
+def test_bad_input_is_refused():
+    for function in (expected_rounds_to_see_all, lambda n, s: probability_all_seen(n, s, 3)):
+        for sizes, name in [((0, 1), "num_clients"), ((5, 0), "cohort_size"), ((5, 6), "cohort_size"),
+                            ((5.0, 1), "num_clients"), ((5, True), "cohort_size")]:  # fmt: skip
+            with pytest.raises(ValueError, match=f"{name} must be"):
+                function(*sizes)
+    with pytest.raises(ValueError, match="rounds must be"):
+        probability_all_seen(5, 2, -1)
+    for probability in (-0.1, 1.0, np.nan):
+        with pytest.raises(ValueError, match="probability must lie"):
+            rounds_to_see_all_quantile(5, 2, probability)
+    with pytest.raises(ValueError, match="num_samples must be"):
+        fo.bounds.simulated_rounds_to_see_all(jax.random.key(0), 5, 2, 1)
+    with pytest.raises(ValueError, match="cohort_size must be at most"):
+        expected_unseen_share_squared(5, 6, 1)
+    with pytest.raises(ValueError, match="rounds must lie"):
+        expected_unseen_share_squared(5, 2, 0)

@@ -1,0 +1,480 @@
+"""Estimated constants against closed forms of quadratics, and SciPy on logistic regression."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+from jax.extend.core import jaxprs_in_params
+
+import fedjax_opt as fo
+from fedjax_opt.bounds.estimators import curvature, dissimilarity, minimum, noise, passes
+from tests.bounds.estimate_problems import (
+    L2,
+    MODEL,
+    OWNER,
+    POINTS,
+    PROBLEMS,
+    ROWS_OF,
+    SIZES,
+    TRACES,
+    VARIABLES,
+    WEIGHTS,
+    D,
+    N,
+    Quadratic,
+    client_data,
+    point,
+    vector,
+)
+
+# Chunks that no client's size is a multiple of: the last one of each is partly filled.
+CHUNK = {"chunk_size": 7}
+
+
+@pytest.fixture(params=PROBLEMS)
+def problem(request):
+    return PROBLEMS[request.param]
+
+
+def assert_covers(estimate, truth, rtol):
+    np.testing.assert_allclose(estimate.value, truth, rtol=rtol)
+    assert np.all(estimate.covers(truth)), (estimate, truth)
+
+
+@pytest.mark.parametrize("scope", ["clients", "uniform"])
+def test_both_ends_of_the_spectrum(problem, scope):
+    options = {"per_client": scope == "clients", **CHUNK}
+    if scope != "clients":
+        options["weighting"] = scope
+    found = fo.bounds.estimate_curvature(MODEL, client_data(problem.rows), VARIABLES, **options)
+    hessians = np.stack([problem.hessians(w) for w in POINTS])
+    if scope != "clients":
+        hessians = np.einsum("c,pcij->pij", WEIGHTS[scope], hessians)[:, None]
+    spectra = np.linalg.eigvalsh(hessians)
+    assert_covers(found.largest, spectra[..., -1], 1e-12)
+    assert_covers(found.smallest, spectra[..., 0], 1e-11)
+    assert_covers(found.smoothness, spectra.max(), 1e-12)
+    assert_covers(found.strong_convexity, spectra.min(), 1e-11)
+    assert np.max(found.largest.uncertainty) < 1e-12
+    if isinstance(problem, Quadratic) and scope == "clients":
+        np.testing.assert_allclose(found.largest.value, problem.spectra[:, -1][None].repeat(3, 0))
+
+
+def test_a_concave_direction_is_reported():
+    rows = {**PROBLEMS["quadratic"].rows}
+    rows["A"] = np.where(OWNER[:, None, None] == 2, np.diag([-9.0, 1, 2, 3, 4, 5])[None], rows["A"])
+    found = fo.bounds.estimate_curvature(MODEL, client_data(rows), VARIABLES, **CHUNK)
+    assert_covers(found.strong_convexity, -9.0, 1e-12)
+    assert_covers(found.smoothness, 9.0, 1e-12)  # the gradient changes as fast downwards as upwards
+    np.testing.assert_allclose(found.largest.value[:, 2], 5.0)
+
+
+@pytest.mark.parametrize("batching", ["shuffled", "replacement"])
+@pytest.mark.parametrize("batch_size", [1, 2, 9, 64])
+def test_the_noise_of_minibatches(problem, batching, batch_size):
+    rows, p = client_data(problem.rows), WEIGHTS["uniform"]
+    found = fo.bounds.estimate_noise(
+        MODEL,
+        rows,
+        VARIABLES,
+        batch_size=batch_size,
+        batching=batching,
+        weighting="uniform",
+        **CHUNK,
+    )
+    each = np.stack([problem.example_gradients(w) for w in POINTS])
+    centred = each - np.stack([problem.gradients(w) for w in POINTS])[:, OWNER]
+    squares = (centred**2).sum(-1)
+    variance = np.max([[row[own].mean() for own in ROWS_OF] for row in squares], axis=0)
+    if isinstance(problem, Quadratic):
+        np.testing.assert_allclose(variance, problem.variance, rtol=1e-12, atol=1e-28)
+    expected = variance * [_share(n, batch_size, batching) for n in SIZES]
+    np.testing.assert_allclose(found.clients.value, expected, rtol=1e-10, atol=1e-25)
+    assert np.all(found.clients.covers(expected))
+    assert_covers(found.largest, expected.max(), 1e-10)
+    assert_covers(found.weighted, p**2 @ expected, 1e-10)
+    assert_covers(found.example_gradient, np.linalg.norm(each, axis=-1).max(), 1e-12)
+
+
+def _share(n, batch_size, batching):
+    """The variance of a minibatch's mean over that of a row, over the minibatches of an epoch."""
+    if batching == "replacement":
+        return 1 / batch_size
+    sizes = [min(batch_size, n - first) for first in range(0, n, batch_size)]
+    return np.mean([_all_minibatches(n, b) if n < 10 else (n - b) / (b * (n - 1)) for b in sizes])
+
+
+@functools.cache
+def _all_minibatches(n, b):
+    """The variance by looking at every minibatch of b of n rows."""
+    if b == n:
+        return 0.0
+    values = np.random.default_rng(n).normal(size=n)
+    means = [np.mean(batch) for batch in itertools.combinations(values, b)]
+    return np.var(means) / np.var(values)
+
+
+def test_a_sample_of_rows_is_within_two_standard_errors():
+    data = client_data(PROBLEMS["logistic"].rows)
+    options = {"batch_size": 1, "batching": "replacement"}
+    truth = fo.bounds.estimate_noise(MODEL, data, VARIABLES, **options, **CHUNK)
+    # Row by row, so that what is known of the spread comes from merging alone.
+    options |= {"samples": 20, "chunk_size": 1}
+    found = [
+        fo.bounds.estimate_noise(MODEL, data, VARIABLES, seed=seed, **options) for seed in range(40)
+    ]
+    large = SIZES.index(40)
+    covered = [f.clients.covers(truth.clients.value) for f in found]
+    assert np.mean(covered, axis=0)[large] >= 0.9
+    assert np.mean([f.weighted.covers(truth.weighted.value) for f in found]) >= 0.9
+    # All rows of the other clients are seen, so that nothing about them is uncertain.
+    small = np.delete(np.arange(N), large)
+    assert np.all(np.delete(covered, large, axis=1))
+    assert max(f.clients.uncertainty[small].max() for f in found) < 1e-10
+    values = np.array([f.clients.value[large] for f in found])
+    uncertainty = np.mean([f.clients.uncertainty[large] for f in found])
+    # Unbiased, and no more uncertain than it is: 2 standard deviations of what was found.
+    assert abs(values.mean() - truth.clients.value[large]) < 3 * values.std() / np.sqrt(40)
+    np.testing.assert_allclose(uncertainty, 2 * values.std(), rtol=0.25)
+
+
+@pytest.mark.parametrize("weighting", WEIGHTS)
+def test_the_dissimilarity_of_gradients(problem, weighting):
+    data, p = client_data(problem.rows), WEIGHTS[weighting]
+    found = fo.bounds.estimate_dissimilarity(MODEL, data, VARIABLES, weighting=weighting, **CHUNK)
+    gradients = np.stack([problem.gradients(w) for w in POINTS])
+    means = np.einsum("c,pci->pi", p, gradients)
+    squares = np.einsum("c,pci->p", p, gradients**2)
+    steep = (means**2).sum(1)
+    spread = np.einsum("c,pci->p", p, (gradients - means[:, None]) ** 2)
+    np.testing.assert_allclose(spread, squares - steep)
+    np.testing.assert_allclose(found.losses, [problem.losses(w) for w in POINTS], atol=1e-13)
+    np.testing.assert_allclose(found.client_norms, np.linalg.norm(gradients, axis=-1), rtol=1e-12)
+    assert_covers(found.global_gradient, np.sqrt(steep.max()), 1e-12)
+    assert_covers(found.client_gradient, np.linalg.norm(gradients, axis=-1).max(), 1e-12)
+    assert_covers(found.spread, np.sqrt(spread.max()), 1e-12)
+    best = scipy.optimize.linprog(
+        [1, steep.mean()], A_ub=-np.stack([np.ones(3), steep], 1), b_ub=-squares,
+        bounds=[(0, None), (1, None)],
+    )  # fmt: skip
+    G, B = found.offset.value, found.slope.value
+    assert np.all(G**2 + B**2 * steep >= squares * (1 - 1e-12))
+    np.testing.assert_allclose(G**2 + B**2 * steep.mean(), best.fun, rtol=1e-9)
+    np.testing.assert_allclose([G, B], np.sqrt(best.x), rtol=1e-6, atol=1e-6)
+
+
+def test_the_line_of_many_points_is_the_closest():
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        steep, spread = rng.uniform(0, 3, size=(2, 12))
+        spread += rng.uniform(0, 2) * steep
+        offset, slope = dissimilarity._closest_line(steep, spread)
+        best = scipy.optimize.linprog(
+            [1, steep.mean()], A_ub=-np.stack([np.ones(12), steep], 1), b_ub=-(spread + steep),
+            bounds=[(0, None), (1, None)],
+        )  # fmt: skip
+        assert np.all(offset + slope * steep >= spread + steep - 1e-12)
+        np.testing.assert_allclose(offset + slope * steep.mean(), best.fun, rtol=1e-9)
+
+
+def _truth_of_minima(problem, weighting):
+    p = WEIGHTS[weighting]
+    minimum, w = problem.minimum(p)
+    clients = np.array([problem.minimum(np.eye(N)[c])[0] for c in range(N)])
+    return minimum, w, clients, minimum - p @ clients
+
+
+@pytest.mark.parametrize("weighting", WEIGHTS)
+def test_minima_and_the_gap_between_them(problem, weighting):
+    data = client_data(problem.rows)
+    options = {"weighting": weighting, **CHUNK}
+    found = fo.bounds.estimate_heterogeneity(MODEL, data, VARIABLES[0], **options)
+    minimum, w, clients, gap = _truth_of_minima(problem, weighting)
+    assert_covers(found.minimum.loss, minimum, 1e-12)
+    assert_covers(found.clients.loss, clients, 1e-12)
+    assert_covers(found.gap, gap, 1e-11)
+    assert gap > 0.1 and found.gap.uncertainty < 1e-9
+    distance = np.linalg.norm(vector(found.minimum.variables) - w)
+    assert distance <= found.minimum.distance + 1e-12 < 1e-6
+    # Ended far too early, the certificate covers what is missing, which is no rounding error.
+    early = fo.bounds.estimate_heterogeneity(
+        MODEL, data, VARIABLES[0], max_steps=1, tolerance=0.5, **options
+    )
+    missing = early.minimum.loss.value - minimum
+    assert 1e-4 < missing <= early.minimum.loss.uncertainty
+    assert np.all(early.clients.loss.covers(clients)) and early.gap.covers(gap)
+    assert np.max(early.minimum.steps) == 1
+    assert np.linalg.norm(vector(early.minimum.variables) - w) <= early.minimum.distance
+
+
+@pytest.fixture(scope="module")
+def constants():
+    """Everything at once, for logistic regression; three points, as in the other tests."""
+    return fo.bounds.estimate_constants(
+        MODEL, client_data(PROBLEMS["logistic"].rows), VARIABLES[0], batch_size=2, cohort_size=3,
+        points=VARIABLES[1:2], **CHUNK,
+    )  # fmt: skip
+
+
+def test_all_constants_at_once(constants):
+    problem, p, start = PROBLEMS["logistic"], WEIGHTS["samples"], POINTS[0]
+    minimum, w, _, gap = _truth_of_minima(problem, "samples")
+    places = [start, w, POINTS[1]]
+    spectra = np.linalg.eigvalsh([problem.hessians(x) for x in places])
+    variances = []
+    for x in places:
+        centred = problem.example_gradients(x) - problem.gradients(x)[OWNER]
+        variances.append([(centred[own] ** 2).sum(1).mean() for own in ROWS_OF])
+    shares = [_share(n, 2, "shuffled") for n in SIZES]
+    truth = {
+        "smoothness": spectra.max(),
+        "strong_convexity": spectra.min(),
+        "initial_loss": p @ problem.losses(start),
+        "optimal_loss": minimum,
+        "noise": p**2 @ (np.max(variances, 0) * shares),
+        "heterogeneity": gap,
+        "gradient_bound": spectra.max() * np.linalg.norm(start - w),
+    }
+    for name, value in truth.items():
+        # The minimum, where some are looked at, is itself known up to its certificate only.
+        np.testing.assert_allclose(getattr(constants, name).value, value, rtol=1e-7, err_msg=name)
+        assert getattr(constants.constants, name) == getattr(constants, name).value
+    for name in ("initial_loss", "optimal_loss", "heterogeneity", "gradient_bound"):
+        assert getattr(constants, name).covers(truth[name]), name
+    assert constants.constants.cohort_size == 3
+    assert constants.assumptions == {"mu > 0": True, "F* is proven": True}
+    assert fo.bounds.fedavg(constants.constants, 0.01, local_steps=5, rounds=100).holds
+
+
+def test_the_table_of_constants(constants):
+    lines = constants.describe().splitlines()
+    assert len(lines) == 8
+    rows = {line.split()[0]: line for line in lines[1:]}
+    assert set(rows) == set(fo.bounds.FedAvgConstants._fields) - {"cohort_size"}
+    assert f"{constants.optimal_loss.value:.6g}" in rows["optimal_loss"]
+    failing = constants._replace(assumptions={"mu > 0": False, "F* is proven": True})
+    assert failing.describe().splitlines()[-1] == "does not hold: mu > 0"
+
+
+@pytest.mark.slow
+def test_float32_is_as_right_as_its_uncertainty_says(constants):
+    data = client_data(PROBLEMS["logistic"].rows, np.float32)
+    found = fo.bounds.estimate_constants(
+        MODEL, data, point(POINTS[0], np.float32), batch_size=2, cohort_size=3,
+        points=[point(POINTS[1], np.float32)], **CHUNK,
+    )  # fmt: skip
+    assert found.minima.minimum.variables.params["b"].dtype == jnp.float32
+    for name in set(fo.bounds.FedAvgConstants._fields) - {"cohort_size"}:
+        single, double = getattr(found, name), getattr(constants, name)
+        np.testing.assert_allclose(single.value, double.value, rtol=2e-4, err_msg=name)
+        assert double.uncertainty < single.uncertainty < 1e-3 * abs(double.value), name
+        assert single.covers(double.value), name
+
+
+def test_other_numbers_compile_nothing(constants):
+    """Points, data, sizes, batch sizes, tolerances and seeds are arguments of the programs."""
+    estimates = fo.bounds
+    rows = {name: value[::-1] for name, value in PROBLEMS["logistic"].rows.items()}
+    data = fo.ClientData.from_arrays(rows, OWNER[::-1])
+    other = [point(w + 1) for w in POINTS]
+    estimates.estimate_heterogeneity(MODEL, data, other[0], **CHUNK)  # whatever was not run before
+    before = len(TRACES)
+    estimates.estimate_constants(
+        MODEL, data, other[1], batch_size=3, cohort_size=1, batching="replacement", tolerance=1e-3,
+        max_steps=7, seed=5, points=other[:1], **CHUNK,
+    )  # fmt: skip
+    estimates.estimate_dissimilarity(MODEL, data, other, weighting="uniform", **CHUNK)
+    estimates.estimate_noise(MODEL, data, other, batch_size=4, weighting="uniform", **CHUNK)
+    estimates.estimate_curvature(MODEL, data, other, iterations=99, **CHUNK)
+    assert len(TRACES) == before
+
+
+def test_rows_that_are_not_in_order_count_for_their_clients_alone():
+    """Clients that share rows, and rows of nobody: the mean over all rows is then not F."""
+    problem = PROBLEMS["quadratic"]
+    whole = client_data(problem.rows)
+    offsets = whole.offsets.copy()
+    offsets[3] = offsets[
+        2
+    ]  # the last client has some rows of the one before it; its own are nobody's
+    data = fo.ClientData(whole.examples, offsets, whole.sizes)
+    found = fo.bounds.estimate_curvature(MODEL, data, VARIABLES, per_client=False, **CHUNK)
+    A = problem.A[[0, 1, 2, 2]]
+    spectrum = np.linalg.eigvalsh(np.einsum("c,cij->ij", WEIGHTS["samples"], A))
+    assert_covers(found.smoothness, spectrum[-1], 1e-12)
+    assert_covers(found.strong_convexity, spectrum[0], 1e-11)
+
+
+def test_the_state_is_read_and_held_fixed():
+    data = client_data(PROBLEMS["quadratic"].rows)
+    scaled = [point(w, scale=3.0) for w in POINTS]
+    plain, tripled = (
+        fo.bounds.estimate_curvature(MODEL, data, at, **CHUNK) for at in (VARIABLES, scaled)
+    )
+    np.testing.assert_allclose(tripled.smoothness.value, 3 * plain.smoothness.value)
+    found = fo.bounds.estimate_heterogeneity(MODEL, data, scaled[0], **CHUNK)
+    assert found.minimum.variables.state["scale"] == 3.0
+    np.testing.assert_allclose(
+        found.gap.value, 3 * _truth_of_minima(PROBLEMS["quadratic"], "samples")[3]
+    )
+
+
+def test_what_is_known_beforehand_is_used():
+    data = client_data(PROBLEMS["logistic"].rows)
+    truth = _truth_of_minima(PROBLEMS["logistic"], "samples")[0]
+    found = fo.bounds.estimate_minimum(
+        MODEL, data, VARIABLES[0], strong_convexity=L2, tolerance=0.1, **CHUNK
+    )
+    assert found.loss.covers(truth) and found.strong_convexity == (L2, 0)
+    np.testing.assert_allclose(found.loss.uncertainty, found.gradient_norm**2 / (2 * L2), rtol=1e-9)
+    # A loss that is flat in a direction: nothing is proven, unless it cannot be negative.
+    flat = {**PROBLEMS["logistic"].rows, "A": np.zeros_like(data.examples["A"])}
+    flat["z"] = flat["z"] * (np.arange(D) < 4)
+    data = client_data(flat)
+    unknown = fo.bounds.estimate_heterogeneity(MODEL, data, VARIABLES[0], max_steps=5, **CHUNK)
+    assert np.isinf(unknown.minimum.loss.uncertainty) and np.isinf(unknown.gap.uncertainty)
+    assert np.all(np.isinf(unknown.clients.loss.uncertainty)) and np.isinf(unknown.minimum.distance)
+    bounded = fo.bounds.estimate_heterogeneity(
+        MODEL, data, VARIABLES[0], max_steps=5, lower_bound=0.0, **CHUNK
+    )
+    np.testing.assert_allclose(bounded.minimum.loss.uncertainty, bounded.minimum.loss.value)
+    everything = fo.bounds.estimate_constants(
+        MODEL,
+        data,
+        VARIABLES[0],
+        batch_size=2,
+        cohort_size=2,
+        max_steps=5,
+        points=VARIABLES[:1],
+        **CHUNK,
+    )
+    assert everything.assumptions["F* is proven"] == False  # noqa: E712 -- a NumPy boolean
+    with pytest.raises(ValueError, match=r"lower_bound must be a lower bound .* got 0.9"):
+        fo.bounds.estimate_heterogeneity(
+            MODEL, data, VARIABLES[0], max_steps=5, lower_bound=0.9, **CHUNK
+        )
+
+
+ESTIMATORS = {
+    "curvature": fo.bounds.estimate_curvature,
+    "noise": functools.partial(fo.bounds.estimate_noise, batch_size=2),
+    "dissimilarity": fo.bounds.estimate_dissimilarity,
+    "heterogeneity": fo.bounds.estimate_heterogeneity,
+}
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_loss_that_is_not_finite_is_named(name):
+    rows = {key: value.copy() for key, value in PROBLEMS["logistic"].rows.items()}
+    rows["z"][SIZES[0] + SIZES[1] + 11] = np.nan  # a row of client 2
+    at = VARIABLES[0] if name == "heterogeneity" else VARIABLES
+    where = "The mean loss must be finite, but 1 of 1 are not, with nan: "
+    where = where if name == "heterogeneity" else "nan at point 0 and client 2: "
+    with pytest.raises(ValueError, match=where):
+        ESTIMATORS[name](MODEL, client_data(rows), at, **CHUNK)
+
+
+def test_a_client_whose_loss_is_not_finite_is_named():
+    """Weights by samples, and a loss that overflows only on the way to one client's minimum."""
+    found = minimum._Ending(np.array([1.0, np.inf]), np.ones(2), None, np.ones(2), None)
+    with pytest.raises(ValueError, match="1 of 2 are not, with inf at client 1: "):
+        minimum._certified(found, np.ones(2), minimum._Known(1.0, -np.inf, np.float64))
+
+
+def test_empty_clients_are_refused():
+    rows = {name: value[OWNER != 1] for name, value in PROBLEMS["logistic"].rows.items()}
+    data = fo.ClientData.from_arrays(rows, OWNER[OWNER != 1], allow_empty=True)
+    for estimator in ESTIMATORS.values():
+        with pytest.raises(ValueError, match="client 1 among them"):
+            estimator(MODEL, data, VARIABLES[0])
+
+
+@pytest.mark.parametrize(
+    ("estimator", "arguments", "message"),
+    [
+        ("curvature", {"weighting": "size"}, "weighting must be one of 'samples', 'uniform', got"),
+        ("curvature", {"iterations": 0}, "iterations must be a whole number of at least 1, got 0"),
+        ("curvature", {"chunk_size": 0}, "chunk_size must be a whole number of at least 1, got 0"),
+        ("curvature", {"variables": []}, "variables must be a Variables or a list with at least"),
+        (
+            "curvature",
+            {"variables": [1.0]},
+            "variables must be a Variables or a list with at least",
+        ),
+        ("noise", {"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
+        (
+            "noise",
+            {"batching": "all"},
+            "batching must be one of 'shuffled', 'replacement', got 'all'",
+        ),
+        ("noise", {"samples": 1}, "samples must be a whole number of at least 2, got 1"),
+        ("heterogeneity", {"tolerance": -1.0}, r"tolerance must lie in \[0.0, inf\], got -1.0"),
+        (
+            "heterogeneity",
+            {"max_steps": 0},
+            "max_steps must be a whole number of at least 1, got 0",
+        ),
+        ("heterogeneity", {"strong_convexity": 0.0}, r"strong_convexity must lie in \(0.0, inf\]"),
+        ("heterogeneity", {"lower_bound": np.nan}, "lower_bound must lie in .*, got nan"),
+        ("heterogeneity", {"variables": VARIABLES}, "variables must be a Variables or a list"),
+        (
+            "constants",
+            {"cohort_size": 5},
+            "cohort_size must not be larger than .* 4 clients, got 5",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(estimator, arguments, message):
+    estimator = {**ESTIMATORS, "constants": fo.bounds.estimate_constants}[estimator]
+    named = {"variables": VARIABLES[0], **arguments}
+    named |= {"batch_size": 2} if "cohort_size" in arguments else {}
+    with pytest.raises(ValueError, match=message):
+        estimator(MODEL, client_data(PROBLEMS["logistic"].rows), **named)
+
+
+def test_points_must_be_alike_and_trainable():
+    data = client_data(PROBLEMS["logistic"].rows)
+    longer = fo.Variables({**VARIABLES[0].params, "b": jnp.zeros(3)}, VARIABLES[0].state)
+    with pytest.raises(ValueError, match=r"variables\[1\].*\['b'\] must be float64\[2\]"):
+        fo.bounds.estimate_curvature(MODEL, data, [VARIABLES[0], longer])
+    with pytest.raises(ValueError, match="parameters must be floating"):
+        fo.bounds.estimate_curvature(MODEL, data, fo.Variables({"w": jnp.zeros(3, int)}))
+
+
+def _linear_loss(variables, batch, key):
+    losses = jax.nn.softplus(-batch @ variables.params)
+    return losses.mean(), fo.Aux(losses=losses)
+
+
+def _largest_array_in(jaxpr):
+    """The size of the largest intermediate result of a program, those of its loops included."""
+    sizes = [variable.aval.size for equation in jaxpr.eqns for variable in equation.outvars]
+    inner = [part for equation in jaxpr.eqns for part in jaxprs_in_params(equation.params)]
+    return max(sizes + [_largest_array_in(part) for part in inner], default=0)
+
+
+def test_no_matrix_and_no_stack_of_clients_is_ever_held():
+    """Read off the programs: 50 clients and 600 parameters, 10 vectors, chunks of 7 rows."""
+    clients, size, vectors, chunk = 50, 600, 10, 7
+    data = fo.ClientData.from_arrays(np.ones((100, size)), np.arange(100) % clients)
+    model = fo.Model(init=lambda key, batch: fo.Variables(jnp.zeros(size)), loss=_linear_loss)
+    problem, fixed = passes.prepare(model, data, "uniform", chunk)
+    start = jnp.ones(size)
+    at = fo.Variables(start)
+    points = passes.stack_points([at, at])
+    search = minimum._Search(fixed, vectors, True)
+    numbers = minimum._Numbers(start, jnp.asarray(0.1), jnp.int32(5))
+    programs = [
+        curvature._spectra.trace(problem, points, start, fixed, vectors, True),
+        noise._scatter.trace(problem, points, jax.random.key(0), fixed, None),
+        dissimilarity._gradients.trace(problem, points, fixed),
+        minimum._minimum.trace(problem, at, numbers, search),
+        minimum._client_minima.trace(problem, at, numbers, search),
+    ]
+    for program in programs:
+        largest = _largest_array_in(program.jaxpr)
+        assert size <= largest <= vectors * size < clients * size

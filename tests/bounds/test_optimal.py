@@ -1,0 +1,295 @@
+"""The optimal K and eta against numerical minimisers of the bound in plain NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_opt import bounds
+from tests.bounds.fedavg_problems import (
+    by_rounds,
+    by_runtime,
+    compiled,
+    log_uniform,
+    random_constants,
+    random_link,
+)
+
+COUNT = 10_000
+CONSTANTS, LINK = random_constants(COUNT, seed=10), random_link(COUNT, seed=11)
+GENERATOR = np.random.default_rng(12)
+ETA = 0.25 / CONSTANTS.smoothness * log_uniform(GENERATOR, 1e-6, 1.0, COUNT)
+STEPS = log_uniform(GENERATOR, 1.0, 1e6, COUNT)
+TIME = log_uniform(GENERATOR, 1.0, 1e9, COUNT)
+HIGHEST = 0.25 / CONSTANTS.smoothness
+BOTTOM, TOP = np.full(COUNT, -80.0), np.full(COUNT, 80.0)  # logarithms of what can be expected
+# The terms of the bound as a function of what is optimised, in NumPy.
+PROBLEMS = {
+    "steps by runtime": lambda K: by_runtime(CONSTANTS, LINK, ETA, K, TIME),
+    "steps by rounds": lambda K: by_rounds(CONSTANTS, ETA, K, TIME),
+    "rate by runtime": lambda eta: by_runtime(CONSTANTS, LINK, eta, STEPS, TIME),
+    "rate by rounds": lambda eta: by_rounds(CONSTANTS, eta, STEPS, TIME),
+}
+
+
+@compiled
+@jax.vmap
+def everything(constants, link, eta, steps, time):
+    """What the library finds, in one program."""
+    found = {
+        "best steps": bounds.best_local_steps(constants, link, eta, time),
+        "best plan": bounds.best_plan(constants, link, time),
+    }
+    for printed in (False, True):
+        functions = {
+            "steps by runtime": (bounds.optimal_local_steps, (link, eta, time)),
+            "steps by rounds": (bounds.optimal_local_steps_by_rounds, (eta, time)),
+            "rate by runtime": (bounds.optimal_learning_rate, (link, steps, time)),
+            "rate by rounds": (bounds.optimal_learning_rate_by_rounds, (steps, time)),
+        }
+        for name, (function, arguments) in functions.items():
+            optimum = function(constants, *arguments, as_printed=printed)
+            found[f"{name}, as printed" if printed else name] = optimum
+    return found
+
+
+def minimise(terms, low, high):
+    """Golden section on the logarithm of the argument, for all problems at once.
+
+    Two arguments are compared by the differences of their terms, so that what does not change cancels
+    exactly, however large it is. What is left resolves the argument to the root of the precision.
+    """
+    golden = (np.sqrt(5) - 1) / 2
+    left, right = high - golden * (high - low), low + golden * (high - low)
+    for _ in range(60):
+        lower = (
+            sum(a - b for a, b in zip(terms(np.exp(left)), terms(np.exp(right)), strict=True)) < 0
+        )
+        low, high = np.where(lower, low, left), np.where(lower, right, high)
+        left, right = high - golden * (high - low), low + golden * (high - low)
+    return np.exp((low + high) / 2)
+
+
+@pytest.fixture(scope="module")
+def optima():
+    return jax.tree.map(np.asarray, everything(CONSTANTS, LINK, ETA, STEPS, TIME))
+
+
+def test_the_minimiser_finds_minima_that_are_known():
+    """x + a^2/x + 1e9 is smallest at a; between bounds, at the nearer one."""
+    a = log_uniform(GENERATOR, 1e-8, 1e8, COUNT)
+    huge = np.full(COUNT, 1e9)
+    found = minimise(lambda x: [x, a**2 / x, huge], BOTTOM, TOP)
+    np.testing.assert_allclose(found, a, rtol=1e-7)
+    found = minimise(lambda x: [x, a**2 / x, huge], np.full(COUNT, 0.0), np.full(COUNT, 1.0))
+    np.testing.assert_allclose(found, np.clip(a, 1.0, np.e), rtol=1e-7)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_closed_form_is_the_minimiser(optima, name):
+    terms = PROBLEMS[name]
+    found = minimise(terms, BOTTOM, TOP)
+    np.testing.assert_allclose(optima[name].unconstrained, found, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_allowed_value_is_the_bounded_minimiser(optima, name):
+    terms = PROBLEMS[name]
+    best = optima[name]
+    low, high = (BOTTOM, np.log(HIGHEST)) if "rate" in name else (np.zeros(COUNT), TOP)
+    np.testing.assert_allclose(best.value, minimise(terms, low, high), rtol=1e-6)
+    assert 500 < best.clipped.sum() < COUNT - 500
+    np.testing.assert_array_equal(best.clipped, best.value != best.unconstrained)
+    np.testing.assert_allclose(best.bound.value, sum(terms(best.value)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_what_is_reported_of_the_limit(optima, name):
+    reported = optima[name].bound.assumptions
+    assert reported["eta <= 1/(4L)"].all()
+    assert ("eta* <= 1/(4L)" in reported) == ("rate" in name)
+    if "rate" in name:
+        np.testing.assert_array_equal(reported["eta* <= 1/(4L)"], ~optima[name].clipped)
+        np.testing.assert_array_equal(optima[name].bound.holds, ~optima[name].clipped)
+
+
+def test_derivatives_vanish_at_the_optima(optima):
+    """In units of the terms that change: d/dlog K and d/dlog eta are sums of multiples of them."""
+
+    def by_log_steps(constants, link, eta, log_steps, time):
+        bound = bounds.fedavg_by_runtime(constants, link, eta, jnp.exp(log_steps), time)
+        return bound.value, bound.terms["local steps"]
+
+    def by_log_rate(constants, link, log_eta, steps, time):
+        bound = bounds.fedavg_by_runtime(constants, link, jnp.exp(log_eta), steps, time)
+        return bound.value, bound.terms["initial"]
+
+    def relative_slope(function, argument, *arguments):
+        slopes = jax.vmap(jax.grad(function, argnums=argument, has_aux=True))
+        slope, size = compiled(slopes)(*arguments)
+        return np.abs(slope / size)
+
+    best = np.log(optima["steps by runtime"].unconstrained)
+    # The part c/K of the first term is subtracted from its part beta: that loses digits.
+    share = LINK.seconds_per_step * np.exp(best) / LINK.communication_seconds
+    assert np.all(
+        relative_slope(by_log_steps, 3, CONSTANTS, LINK, ETA, best, TIME) < 1e-12 * (1 + share)
+    )
+    best = np.log(optima["rate by runtime"].unconstrained)
+    assert np.all(relative_slope(by_log_rate, 2, CONSTANTS, LINK, best, STEPS, TIME) < 1e-12)
+
+
+# ----------------------------------------------------------------------------------------------
+
+
+def test_the_printed_forms(optima):
+    """(9) to (12) as they stand on the page, written down again; none of them minimises the bound."""
+    L, mu, F0, G, N, F_star, noise, gamma = CONSTANTS
+    size, D, U, beta = LINK
+    A = L / mu * F0 - F_star
+    Z = noise + 6 * L * gamma + (8 + 4 / N) * G**2 * STEPS**2
+    printed = {
+        "steps by runtime": np.cbrt(
+            A / (8 * ETA**2 * L * (1 + 1 / (2 * N))) * (size / D + size / D) / TIME
+        ),
+        "steps by rounds": np.cbrt(A / (8 * ETA**2 * L * (1 + 1 / (2 * N))) / TIME),
+        "rate by runtime": np.sqrt(2 * A / (L * Z) * (size / D + size / U + beta * STEPS) / TIME),
+        "rate by rounds": np.sqrt(2 * A / (L * Z) / TIME),
+    }
+    for name, expected in printed.items():
+        found, derived = optima[f"{name}, as printed"], optima[name]
+        np.testing.assert_allclose(found.unconstrained, expected, rtol=1e-12)
+        np.testing.assert_allclose(found.bound.value, sum(PROBLEMS[name](found.value)), rtol=1e-12)
+        assert np.all(found.bound.value >= derived.bound.value * (1 - 1e-12))
+        apart = np.abs(np.log(found.unconstrained / derived.unconstrained)) > 0.01
+        assert apart.mean() > 0.95
+
+
+# ----------------------------------------------------------------------------------------------
+
+
+LAST = 5000
+TRIED = 400
+
+
+@pytest.fixture(scope="module")
+def moderate():
+    """Problems whose best K lies between 1 and some thousands, and what the library finds."""
+    generator = np.random.default_rng(20)
+
+    def draw(low, high):
+        return log_uniform(generator, low, high, COUNT)
+
+    L = draw(0.1, 10.0)
+    constants = bounds.FedAvgConstants(
+        smoothness=L,
+        strong_convexity=L / draw(1.0, 100.0),
+        initial_loss=draw(0.01, 10.0),
+        gradient_bound=draw(1e-3, 10.0),
+        cohort_size=np.floor(draw(1.0, 100.0)),
+        optimal_loss=np.zeros(COUNT),
+        noise=np.where(generator.random(COUNT) < 0.1, 0.0, draw(1e-4, 1e4)),
+        heterogeneity=np.where(generator.random(COUNT) < 0.1, 0.0, draw(1e-5, 10.0)),
+    )
+    link = bounds.Link(draw(0.01, 100.0), draw(1.0, 100.0), draw(1.0, 100.0), draw(1e-4, 100.0))
+    problems = constants, link, 0.25 / L * draw(1e-3, 1.0), draw(1.0, 100.0), draw(0.1, 1e6)
+    found = everything(*problems)
+    return jax.tree.map(lambda leaf: np.asarray(leaf[:TRIED]), (problems, found))
+
+
+def columns(tree):
+    """For broadcasting against a row of all K."""
+    return jax.tree.map(lambda leaf: leaf[:, None], tree)
+
+
+def test_the_best_whole_k_is_that_of_all(moderate):
+    (constants, link, eta, _, seconds), found = moderate
+    best = found["best steps"]
+    value = best.value
+    K = np.arange(1.0, LAST + 1)[None]
+    # Without what is the same for all K, so that not a digit is lost.
+    first, second, _, _, _, *drift = by_runtime(
+        *columns((constants, link, eta)), K, seconds[:, None]
+    )
+    every = first + second + sum(drift)
+    inside = value < LAST
+    assert inside.sum() > 300 and (value == 1).sum() > 20 and (value > 100).sum() > 20
+    np.testing.assert_array_equal(value[inside], 1 + np.argmin(every, axis=1)[inside])
+    expected = sum(by_runtime(constants, link, eta, value, seconds))
+    np.testing.assert_allclose(best.bound.value, expected, rtol=1e-12)
+
+
+def test_the_best_whole_k_of_millions(optima):
+    """Neither neighbour is better, where K* is too large to try all."""
+    K = optima["best steps"].value
+    large = (K > LAST) & (K < 1e7)
+    assert large.sum() > 500
+
+    def changing(K):
+        first, second, _, _, _, *drift = by_runtime(CONSTANTS, LINK, ETA, K, TIME)
+        return first + second + sum(drift)
+
+    for other in (np.maximum(K - 1, 1.0), K + 1):
+        assert np.all((changing(K) <= changing(other) * (1 + 1e-14))[large])
+    np.testing.assert_array_equal(K, np.round(K))
+
+
+def smallest_over_rates(constants, link, K, seconds):
+    """The smallest bound over eta in (0, 1/(4L)] of a/eta + b eta, at the root of a/b or the limit."""
+    first, second, third, *others = by_runtime(constants, link, 1.0, K, seconds)
+    falling, rising = first + second + third, sum(others)
+    with np.errstate(divide="ignore"):
+        eta = np.minimum(np.sqrt(falling / rising), 0.25 / constants.smoothness)
+    return falling / eta + rising * eta, eta
+
+
+def test_the_best_plan_is_that_of_all_k_and_eta(moderate):
+    (constants, link, _, _, seconds), found = moderate
+    plans = found["best plan"]
+    K = np.arange(1.0, LAST + 1)[None]
+    every, rates = smallest_over_rates(*columns((constants, link)), K, seconds[:, None])
+    index = np.argmin(every, axis=1)
+    smallest = every[np.arange(TRIED), index]
+    inside = plans.local_steps < LAST
+    limited = plans.learning_rate == 0.25 / constants.smoothness
+    one = plans.local_steps == 1
+    # All cases occur: whether the limit binds, and whether K would be below 1.
+    for case in (limited & one, limited & ~one, ~limited & one, ~limited & ~one):
+        assert (case & inside).sum() > 20
+    np.testing.assert_allclose(plans.bound.value[inside], smallest[inside], rtol=1e-13)
+    assert np.all(plans.bound.value <= smallest * (1 + 1e-13))
+    # The same K, but where two are equally good to the last digit.
+    tied = np.sort(every, axis=1)[:, 1] <= smallest * (1 + 1e-12)
+    assert tied.mean() < 0.1
+    sure = inside & ~tied
+    np.testing.assert_array_equal(plans.local_steps[sure], 1 + index[sure])
+    exact = rates[np.arange(TRIED), index]
+    np.testing.assert_allclose(plans.learning_rate[sure], exact[sure], rtol=1e-12)
+    assert plans.bound.holds.all()
+
+
+def test_no_pair_on_a_dense_grid_beats_the_plan(moderate):
+    """No formula at all: whole K, and 300 rates up to the limit."""
+    problems, found = moderate
+    constants, link, _, _, seconds = jax.tree.map(lambda leaf: leaf[:50, None, None], problems)
+    K = np.unique(np.geomspace(1, 1e6, 200).round())[None, :, None]
+    eta = 0.25 / constants.smoothness * np.geomspace(1e-6, 1.0, 300)
+    every = sum(by_runtime(constants, link, eta, K, seconds)).min(axis=(1, 2))
+    smallest = found["best plan"].bound.value[:50]
+    assert np.all(smallest <= every * (1 + 1e-13))
+    assert np.all(every <= smallest * 1.01)
+
+
+def test_the_best_plan_of_extreme_problems(optima):
+    """From K = 1 to millions: no neighbour, and no K far away, with its own best eta, is better."""
+    plan = optima["best plan"]
+    K = plan.local_steps
+    expected, eta = smallest_over_rates(CONSTANTS, LINK, K, TIME)
+    np.testing.assert_allclose(plan.bound.value, expected, rtol=1e-11)
+    np.testing.assert_allclose(plan.learning_rate, eta, rtol=1e-11)
+    for other in (K - 1, K + 1, *(np.round(K * f) for f in (0.01, 0.5, 0.9, 1.1, 2.0, 100.0))):
+        value, _ = smallest_over_rates(CONSTANTS, LINK, np.maximum(other, 1.0), TIME)
+        assert np.all(expected <= value * (1 + 1e-13))
+    assert ((K > 1000) & (K < 1e7)).sum() > 500
+    np.testing.assert_array_equal(K, np.round(K))
+    assert np.all(K >= 1) and np.all(plan.learning_rate <= HIGHEST)
