@@ -1,4 +1,45 @@
-"""What an algorithm costs; derived from its functions, never declared."""
+"""What a run costs: bytes, time, operations and energy, in a round and until a target is reached."""
 
 from fedjax_opt.costs.communication import Cost as Cost
 from fedjax_opt.costs.communication import of as of
+from fedjax_opt.costs.energy import EnergyRates as EnergyRates
+from fedjax_opt.costs.energy import RoundEnergy as RoundEnergy
+from fedjax_opt.costs.energy import round_joules as round_joules
+from fedjax_opt.costs.energy import run_joules as run_joules
+from fedjax_opt.costs.fleet import Devices as Devices
+from fedjax_opt.costs.fleet import devices as devices
+from fedjax_opt.costs.fleet import draw_devices as draw_devices
+from fedjax_opt.costs.fleet import lognormal as lognormal
+from fedjax_opt.costs.fleet import uniform as uniform
+from fedjax_opt.costs.flops import Flops as Flops
+from fedjax_opt.costs.flops import FlopsTask as FlopsTask
+from fedjax_opt.costs.flops import flops_task as flops_task
+from fedjax_opt.costs.flops import flops_tasks as flops_tasks
+from fedjax_opt.costs.flops import formula_flops as formula_flops
+from fedjax_opt.costs.flops import paper_flops as paper_flops
+from fedjax_opt.costs.flops import step_operations as step_operations
+from fedjax_opt.costs.flops_xla import Passes as Passes
+from fedjax_opt.costs.flops_xla import client_flops as client_flops
+from fedjax_opt.costs.flops_xla import measured_flops as measured_flops
+from fedjax_opt.costs.flops_xla import pass_flops as pass_flops
+from fedjax_opt.costs.paper_tasks import PaperTask as PaperTask
+from fedjax_opt.costs.paper_tasks import RoundParts as RoundParts
+from fedjax_opt.costs.paper_tasks import paper_round_times as paper_round_times
+from fedjax_opt.costs.paper_tasks import paper_task as paper_task
+from fedjax_opt.costs.paper_tasks import paper_tasks as paper_tasks
+from fedjax_opt.costs.paper_tasks import relative_steps as relative_steps
+from fedjax_opt.costs.runtime import RoundTime as RoundTime
+from fedjax_opt.costs.runtime import client_seconds as client_seconds
+from fedjax_opt.costs.runtime import megabits as megabits
+from fedjax_opt.costs.runtime import round_seconds as round_seconds
+from fedjax_opt.costs.runtime import run_seconds as run_seconds
+from fedjax_opt.costs.spending import Prices as Prices
+from fedjax_opt.costs.spending import Spent as Spent
+from fedjax_opt.costs.spending import spent as spent
+from fedjax_opt.costs.stragglers import expected_maximum as expected_maximum
+from fedjax_opt.costs.stragglers import expected_round_seconds as expected_round_seconds
+from fedjax_opt.costs.stragglers import on_time as on_time
+from fedjax_opt.costs.target import Comparison as Comparison
+from fedjax_opt.costs.target import compare as compare
+from fedjax_opt.costs.target import comparison_table as comparison_table
+from fedjax_opt.costs.target import cost_to_target as cost_to_target
