@@ -20,6 +20,8 @@ from fedjax_opt.core.callbacks import early_stopping as early_stopping
 from fedjax_opt.core.callbacks import stop_at as stop_at
 from fedjax_opt.core.checkpoint import Checkpoints as Checkpoints
 from fedjax_opt.core.cohorts import Sampler as Sampler
+from fedjax_opt.core.controller import Controller as Controller
+from fedjax_opt.core.controller import with_controllers as with_controllers
 from fedjax_opt.core.devices import use_cpu_devices as use_cpu_devices
 from fedjax_opt.core.evaluate import evaluate as evaluate
 from fedjax_opt.core.evaluate import evaluate_clients as evaluate_clients

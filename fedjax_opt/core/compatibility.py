@@ -1,4 +1,6 @@
-"""Refuses to start on a JAX that is known to compute wrong numbers."""
+"""Versions of JAX: one that computes wrong numbers is refused; a name that moved is found."""
+
+from contextlib import AbstractContextManager
 
 import jax
 
@@ -13,3 +15,12 @@ def check_jax_version(version: str = jax.__version__) -> None:
             f"jax {version} compiles wrong numbers on CPU (jax-ml/jax issue 39103), so fedjax_opt"
             " does not run on it. Install another one: pip install 'jax!=0.10.2'."
         )
+
+
+def enable_x64(enabled: bool = True) -> AbstractContextManager:
+    """Lets JAX compute in float64, or not, until it is left."""
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(enabled)
+    from jax.experimental import enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+
+    return enable_x64(enabled)

@@ -7,12 +7,12 @@ import numpy as np
 from jax.tree_util import Partial
 
 from fedjax_opt.core import batching as batches
-from fedjax_opt.core import checks, cohorts, strategies
+from fedjax_opt.core import checks, cohorts, controller, strategies
 from fedjax_opt.core import diagnostics as watching
-from fedjax_opt.core.algorithm import Algorithm
 from fedjax_opt.core.cohorts import Sampler
+from fedjax_opt.core.controller import Controller, Controls
 from fedjax_opt.core.model import Model
-from fedjax_opt.core.state import check_state
+from fedjax_opt.core.state import FederatedState, check_state
 from fedjax_opt.core.strategies import Strategy
 
 WEIGHTINGS = ("samples", "uniform")
@@ -35,18 +35,36 @@ class Fixed(NamedTuple):
 class Traced(NamedTuple):
     """The part of a run that is an argument of the compiled program."""
 
-    algorithm: Algorithm
+    algorithm: Any
     sampler: Sampler
     local_steps: Any
+    learning_rate: Any
+    validation: Any
     data: Any
+
+    @property
+    def settings(self) -> Controls:
+        """What a controller may set."""
+        return Controls(self.local_steps, self.learning_rate)
+
+
+class Validation(NamedTuple):
+    """Examples on which the global model is evaluated inside of a run, every so many rounds."""
+
+    examples: Any
+    every: Any
 
 
 def prepare(
     algorithm, model, data, state, *, cohort_size, sampler, batch_size, local_steps, local_epochs,
-    batching, weighting, strategy, diagnostics,
-) -> tuple[Traced, Fixed]:  # fmt: skip
-    """Checks the arguments of a run, and parts what is traced from what is compiled in."""
-    check_state(algorithm, state)
+    learning_rate, validation, validate_every, batching, weighting, strategy, diagnostics,
+) -> tuple[Traced, Fixed, FederatedState]:  # fmt: skip
+    """Checks the arguments of a run, and parts what is traced from what is compiled in.
+
+    Returns:
+      Both parts, and the state with a place for what the controllers remember.
+    """
+    check_state(controller.first_algorithm(algorithm, learning_rate), state)
     num_clients = data.sizes.shape[0]
     _check_population(state, num_clients)
     sampler = _check_sampler(cohort_size, sampler, num_clients)
@@ -77,7 +95,15 @@ def prepare(
         epochs=local_epochs is not None,
         diagnostics=_check_diagnostics(diagnostics, state),
     )
-    return Traced(algorithm, sampler, () if static else steps, data), fixed
+    traced = Traced(
+        algorithm=controller.as_setting(algorithm),
+        sampler=sampler,
+        local_steps=() if static else steps,
+        learning_rate=controller.check_learning_rate(algorithm, learning_rate),
+        validation=_check_validation(validation, validate_every),
+        data=data,
+    )
+    return traced, fixed, controller.started(traced.settings, state)
 
 
 def _check_population(state, num_clients):
@@ -113,7 +139,19 @@ def _check_sampler(cohort_size, sampler, num_clients) -> Sampler:
     return sampler
 
 
+def _check_validation(examples: Any, every: int) -> Any:
+    every = checks.integer("validate_every", every, low=1)
+    if examples is None:
+        return ()
+    (count,) = checks.leading_axes("validation", examples, (None,), "n")
+    if count == 0:
+        raise ValueError("validation must hold at least one example, got none.")
+    return Validation(examples, jnp.asarray(every, jnp.int32))
+
+
 def _check_steps(name: str, steps: Any, num_clients: int) -> Any:
+    if isinstance(steps, Controller):
+        return steps
     if callable(steps):
         return steps if isinstance(steps, Partial) else Partial(steps)
     if isinstance(steps, (int, np.integer)) and not isinstance(steps, bool):
@@ -121,8 +159,8 @@ def _check_steps(name: str, steps: Any, num_clients: int) -> Any:
     steps = checks.as_array(name, steps)
     if jnp.shape(steps) not in ((), (num_clients,)):
         raise ValueError(
-            f"{name} must be a whole number, one per client [{num_clients}] or a function of the"
-            f" round, got shape {jnp.shape(steps)}."
+            f"{name} must be a whole number, one per client [{num_clients}], a function of the"
+            f" round or a Controller, got shape {jnp.shape(steps)}."
         )
     if not jnp.issubdtype(jnp.result_type(steps), jnp.integer):
         raise ValueError(f"{name} must be whole, got {jnp.result_type(steps)}.")

@@ -179,14 +179,12 @@ def federated_round(
         diagnostics=diagnostics.of_round(means["watched"], kept, present),
         **means["noted"],
     )
-    state = FederatedState(
+    state = state._replace(
         server=trees.select(finite & somebody, server, state.server),
         clients=jax.tree.map(
             lambda old, new: old.at[write_to].set(new, mode="drop"), state.clients, new_states
         ),
         round=state.round + finite.astype(jnp.int32),
-        key=state.key,
-        num_clients=state.num_clients,
     )
     return state, info
 

@@ -1,6 +1,6 @@
 """Many rounds as one program: a pure scan that can be jitted, vmapped and differentiated."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_opt.core import batching as batches
-from fedjax_opt.core import checks, strategies
+from fedjax_opt.core import checks, controller, strategies
 from fedjax_opt.core import diagnostics as watching
 from fedjax_opt.core.algorithm import Algorithm, get_variables
 from fedjax_opt.core.cohorts import Sampler
+from fedjax_opt.core.evaluate import evaluate
 from fedjax_opt.core.model import Model
 from fedjax_opt.core.preparation import Fixed, Traced, prepare
 from fedjax_opt.core.round import Info, federated_round, full_gradient
@@ -35,7 +36,7 @@ class Run(NamedTuple):
 
 
 def run_rounds(
-    algorithm: Algorithm,
+    algorithm: Algorithm | Callable[[Any], Algorithm],
     model: Model,
     data: Any,
     state: FederatedState,
@@ -46,6 +47,9 @@ def run_rounds(
     batch_size: int = 32,
     local_steps: Any = None,
     local_epochs: Any = None,
+    learning_rate: Any = None,
+    validation: Any = None,
+    validate_every: int = 1,
     batching: str = "shuffled",
     weighting: str = "samples",
     strategy: str | Strategy = "auto",
@@ -60,7 +64,8 @@ def run_rounds(
     one, and `history.finite` says when.
 
     Args:
-      algorithm: the algorithm. Its hyperparameters may be traced.
+      algorithm: the algorithm. Its hyperparameters may be traced. With a `learning_rate`, a function
+        of it that returns the algorithm.
       model: the model.
       data: a `ClientData`.
       state: where to start; from `init_state`, or from an earlier run.
@@ -69,9 +74,14 @@ def run_rounds(
       sampler: how the cohort is drawn; see `fedjax_opt.cohorts`.
       batch_size: B.
       local_steps: K. A Python int is compiled in, and can be differentiated through; an array, one
-        value `[N]` per client, or a function of the round is traced, and may change without
-        recompiling.
+        value `[N]` per client, a function of the round or a `Controller` is traced, and may change
+        without recompiling.
       local_epochs: E instead of K: each client takes `E ceil(n_i / B)` steps.
+      learning_rate: eta, for an algorithm that is given as a function of it: a number, a function of
+        the round or a `Controller`; in `history.diagnostics` by name.
+      validation: examples, a pytree of arrays `[n, ...]`, on which the global model is evaluated inside
+        of the run, for controllers that watch it; in `history.diagnostics` as `validation_<name>`.
+      validate_every: the rounds between such evaluations; NaN in the history of the others.
       batching: 'shuffled' epochs that honour each client's size, or with 'replacement'.
       weighting: aggregate by 'samples' (n_i) or 'uniform'.
       strategy: how the client axis is executed; see `Strategy`.
@@ -98,9 +108,10 @@ def run_rounds(
       (3,)
     """
     rounds = checks.integer("rounds", rounds, low=1)
-    traced, fixed = prepare(
+    traced, fixed, state = prepare(
         algorithm, model, data, state, cohort_size=cohort_size, sampler=sampler,
         batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs,
+        learning_rate=learning_rate, validation=validation, validate_every=validate_every,
         batching=batching, weighting=weighting, strategy=strategy, diagnostics=diagnostics,
     )  # fmt: skip
     fixed = settle_strategy(traced, fixed, state)
@@ -122,15 +133,16 @@ def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[Fede
     cohort, done = traced.sampler.draw(cohort_key, state.round, sizes.shape[0])
     present = done.astype(bool)
     cohort = jnp.where(present, cohort, 0)
-    steps = _local_steps(traced, fixed, state.round, cohort, sizes)
+    steps = _local_steps(traced, fixed, state, cohort, sizes)
     if traced.sampler.falls_short:
         steps = jnp.maximum(jnp.ceil(done * steps.astype(done.dtype)).astype(jnp.int32), 1)
     weights = sizes[cohort] if fixed.weighting == "samples" else jnp.ones(cohort.shape)
     feeding = batches.feeding_from_data(
         data, cohort, fixed.batch_size, fixed.batching, fixed.full_batches
     )
+    remembered = state.controllers.learning_rate if state.controllers else ()
     new_state, info = federated_round(
-        traced.algorithm,
+        controller.build(traced.algorithm, traced.learning_rate, remembered, state.round),
         fixed.model,
         fixed.strategy,
         state,
@@ -141,10 +153,32 @@ def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[Fede
         fixed.static_steps,
         fixed.diagnostics,
     )
+    seen = dict(info.diagnostics)
     if "momentum_deviation" in fixed.diagnostics:
-        deviation = _momentum_deviation(traced, fixed, state, sizes)
-        info = info._replace(diagnostics={**info.diagnostics, "momentum_deviation": deviation})
-    return new_state, info
+        seen["momentum_deviation"] = _momentum_deviation(traced, fixed, state, sizes)
+    if not isinstance(traced.algorithm, Algorithm):
+        eta = controller.current(traced.learning_rate, remembered, state.round)
+        seen["learning_rate"] = jnp.asarray(eta, jnp.result_type(float))
+    if traced.validation:
+        seen |= _validate(traced, fixed, new_state)
+    info = info._replace(diagnostics=seen)
+    controllers = controller.advance(traced.settings, state, info)
+    return new_state._replace(controllers=controllers), info
+
+
+def _validate(traced, fixed, state):
+    """The global model's loss and metrics on the validation examples, where it is their turn."""
+    examples, every = traced.validation
+
+    def measure(variables):
+        return evaluate(fixed.model, variables, examples)
+
+    def skip(variables):
+        shapes = jax.eval_shape(measure, variables)
+        return jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), shapes)
+
+    found = jax.lax.cond(state.round % every == 0, measure, skip, state.variables)
+    return {f"validation_{name}": value for name, value in found.items()}
 
 
 def _momentum_deviation(traced, fixed, state, sizes):
@@ -164,11 +198,11 @@ def _momentum_deviation(traced, fixed, state, sizes):
     return watching.momentum_deviation(state.server, gradient)
 
 
-def _local_steps(traced, fixed, round_number, cohort, sizes):
+def _local_steps(traced, fixed, state, cohort, sizes):
     if fixed.static_steps is not None:
         return jnp.full(cohort.shape, fixed.static_steps, jnp.int32)
-    value = traced.local_steps
-    value = value(round_number) if callable(value) else value
+    remembered = state.controllers.local_steps if state.controllers else ()
+    value = controller.current(traced.local_steps, remembered, state.round)
     value = jnp.asarray(value, jnp.int32)
     if value.shape not in ((), sizes.shape):
         raise ValueError(

@@ -1,7 +1,7 @@
 """A run driven from the host, in chunks: progress, evaluation, callbacks, checkpoints between them."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from fedjax_opt.core.algorithm import Algorithm
 from fedjax_opt.core.callbacks import Callback, Event
 from fedjax_opt.core.checkpoint import Checkpoints
 from fedjax_opt.core.cohorts import Sampler
+from fedjax_opt.core.controller import first_algorithm
 from fedjax_opt.core.log import Log
 from fedjax_opt.core.model import Model, Variables
 from fedjax_opt.core.preparation import Fixed, Traced, prepare
@@ -60,7 +61,7 @@ class NonFiniteLossError(FloatingPointError):
 
 
 def simulate(
-    algorithm: Algorithm,
+    algorithm: Algorithm | Callable[[Any], Algorithm],
     model: Model,
     data: Any,
     rounds: int,
@@ -70,6 +71,9 @@ def simulate(
     batch_size: int = 32,
     local_steps: Any = None,
     local_epochs: Any = None,
+    learning_rate: Any = None,
+    validation: Any = None,
+    validate_every: int = 1,
     batching: str = "shuffled",
     weighting: str = "samples",
     strategy: str | Strategy = "auto",
@@ -92,15 +96,20 @@ def simulate(
     or the number of rounds compiles nothing anew.
 
     Args:
-      algorithm: the algorithm.
+      algorithm: the algorithm; with a `learning_rate`, a function of it that returns the algorithm.
       model: the model.
       data: a `ClientData` to train on.
       rounds: the number of rounds that the state should have when it is done.
       cohort_size: S clients in every round, drawn uniformly; or give a `sampler`.
       sampler: how the cohort is drawn; see `fedjax_opt.cohorts`.
       batch_size: B.
-      local_steps: K, a number, one per client `[N]`, or a function of the round.
+      local_steps: K, a number, one per client `[N]`, a function of the round, or a `Controller`.
       local_epochs: E instead of K.
+      learning_rate: eta, for an algorithm that is given as a function of it: a number, a function of
+        the round or a `Controller`; in the history by name.
+      validation: examples that controllers may watch, evaluated inside of the run; in the history as
+        `validation_<name>`. Keep the test set apart from it.
+      validate_every: the rounds between such evaluations; NaN in the history of the others.
       batching: 'shuffled' epochs, or with 'replacement'.
       weighting: aggregate by 'samples' or 'uniform'.
       strategy: how the client axis is executed; see `Strategy`.
@@ -136,13 +145,15 @@ def simulate(
     checks.integer("batch_size", batch_size, low=1)
     chunk = checks.integer("evaluate_every", evaluate_every, low=1)
     checks.choice("on_nonfinite", on_nonfinite, ("raise", "stop"))
-    start = _first_state(algorithm, model, data, batch_size, seed) if state is None else state
+    first = first_algorithm(algorithm, learning_rate)
+    start = _first_state(first, model, data, batch_size, seed) if state is None else state
     if isinstance(local_steps, (int, np.integer)):
         checks.integer("local_steps", local_steps, low=1)
         local_steps = jnp.asarray(local_steps, jnp.int32)  # traced: another K compiles nothing
-    traced, fixed = prepare(
+    traced, fixed, start = prepare(
         algorithm, model, data, start, cohort_size=cohort_size, sampler=sampler,
         batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs,
+        learning_rate=learning_rate, validation=validation, validate_every=validate_every,
         batching=batching, weighting=weighting, strategy=strategy, diagnostics=diagnostics,
     )  # fmt: skip
     fixed = settle_strategy(traced, fixed, start)
@@ -175,7 +186,7 @@ def simulate(
                 break
             done += int(played)
             bar.update(int(played))
-            evaluation = log.add_evaluation(algorithm, model, current, test, client_test, started)
+            evaluation = log.add_evaluation(first, model, current, test, client_test, started)
             history = log.history()
             bar.set_postfix(_postfix(history, evaluation))
             if checkpoints is not None:

@@ -21,6 +21,7 @@ class FederatedState(NamedTuple):
       key: the run's key. It never changes: every random number is derived from it, the round and
         the client, so results do not depend on the order of execution.
       num_clients: N, int32.
+      controllers: what the run's controllers remember; `()` before the first round with any.
     """
 
     server: Any
@@ -28,6 +29,7 @@ class FederatedState(NamedTuple):
     round: jax.Array
     key: jax.Array
     num_clients: jax.Array
+    controllers: Any = ()
 
     @property
     def variables(self) -> Variables:

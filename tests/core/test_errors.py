@@ -126,7 +126,7 @@ def test_lists_are_as_good_as_arrays():
         ({"cohort_size": None, "sampler": "all"}, "sampler must be .* got 'all'"),
         ({"local_steps": 0}, "local_steps must be .*at least 1, got 0"),
         ({"local_steps": np.array([1, 2, 0, 1, 1])}, r"local_steps must lie in \[1, inf\]"),
-        ({"local_steps": np.ones(4, int)}, r"local_steps must be .* \[5\] .* got shape \(4,\)"),
+        ({"local_steps": np.ones(4, int)}, r"local_steps must be .* \[5\], .* got shape \(4,\)"),
         ({"local_steps": 1.5}, "local_steps must be whole, got float"),
         ({"local_steps": "2"}, "local_steps must be .* '2'"),
         ({"local_steps": None}, "either local_steps or local_epochs, got local_steps=None"),

@@ -1,0 +1,224 @@
+"""Controllers inside runs: with other algorithms, resumed, vmapped, interrupted, refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_opt as fo
+from tests.controllers.test_schedules import DATA, ETA0, ROUNDS, SCHEDULES, build, run
+from tests.core.problems import MODEL, assert_identical, counted, start
+
+
+def decay(t):
+    return ETA0 * 0.8 ** jnp.asarray(t, float)
+
+
+ALGORITHMS = {
+    "fedgbo": lambda eta: fo.fedgbo(fo.optimizers.adam(eta)),
+    "scaffold": lambda eta: fo.scaffold(fo.optimizers.sgd(eta)),
+    "fedcm": lambda eta: fo.fedcm(fo.optimizers.sgd(eta), alpha=0.3),
+    "proximal + mimelite": lambda eta: fo.proximal(fo.mimelite(fo.optimizers.sgdm(eta, 0.9)), 0.1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_learning_rate_reaches_all_that_an_algorithm_does_with_it(name):
+    """As the same algorithm, made anew for each round's learning rate, in a loop on the host."""
+    make = ALGORITHMS[name]
+    options = {"cohort_size": 3, "batch_size": 2, "local_steps": jnp.asarray(3)}
+    controlled = fo.run_rounds(
+        make, MODEL, DATA, start(make(ETA0), 5), 4, learning_rate=decay, **options
+    )
+    state = start(make(ETA0), 5)
+    for t in range(4):
+        state = fo.run_rounds(make(decay(t)), MODEL, DATA, state, 1, **options).state
+    np.testing.assert_allclose(
+        controlled.state.variables.params["w"], state.variables.params["w"], rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        controlled.history.diagnostics["learning_rate"], ETA0 * 0.8 ** np.arange(4), rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("name", ["K-error", "eta-step"])
+def test_a_run_in_two_parts_is_the_same_run(name):
+    whole = run(SCHEDULES[name])
+    first = run(SCHEDULES[name], rounds=7)
+    second = run(SCHEDULES[name], rounds=ROUNDS - 7, state=first.state)
+    assert_identical(whole.state, second.state)
+
+
+def test_a_checkpoint_holds_what_the_controllers_remember(tmp_path):
+    def simulate(rounds, **options):
+        return fo.simulate(
+            fo.fedavg(fo.optimizers.sgd(ETA0)), MODEL, DATA, rounds, cohort_size=3, batch_size=2,
+            local_steps=SCHEDULES["K-error"].local_steps, evaluate_every=4, progress=False, **options,
+        )  # fmt: skip
+
+    whole = simulate(16)
+    with fo.Checkpoints(tmp_path) as checkpoints:
+        simulate(8, checkpoints=checkpoints)
+    with fo.Checkpoints(tmp_path) as checkpoints:
+        resumed = simulate(16, checkpoints=checkpoints)
+    assert_identical(whole.state, resumed.state)
+    np.testing.assert_array_equal(whole.history["num_steps"], resumed.history["num_steps"])
+    assert whole.history["num_steps"][-1].max() < whole.history["num_steps"][0].max()
+
+
+def test_numbers_may_change_without_recompiling():
+    model, traces = counted()
+
+    def simulate(initial_steps, initial_rate, rounds):
+        steps = fo.controllers.steps_by_error(initial_steps, window=2)
+        return fo.simulate(
+            build, model, DATA, rounds, cohort_size=3, batch_size=2, local_steps=steps,
+            learning_rate=fo.controllers.rate_by_rounds(initial_rate), evaluate_every=2,
+            progress=False,
+        )  # fmt: skip
+
+    simulate(10, 0.02, 4)
+    compiled = len(traces)
+    assert compiled > 0
+    decayed = simulate(200, 0.003, 8)
+    assert len(set(decayed.history["num_steps"].max(axis=1))) > 1, "K did change"
+    assert len(traces) == compiled
+
+
+def test_initial_values_are_an_axis_of_vmap():
+    def final(initial_steps, initial_rate):
+        return fo.run_rounds(
+            build, MODEL, DATA, start(build(ETA0), 5), 3, cohort_size=3, batch_size=2,
+            local_steps=fo.controllers.steps_by_rounds(initial_steps),
+            learning_rate=fo.controllers.rate_by_rounds(initial_rate),
+        ).history.loss[-1]  # fmt: skip
+
+    steps, rates = jnp.array([2, 5]), jnp.array([0.02, 0.05])
+    together = jax.vmap(final)(steps, rates)
+    alone = [final(int(k), float(eta)) for k, eta in zip(steps, rates, strict=True)]
+    np.testing.assert_allclose(together, alone, rtol=1e-12)
+
+
+def test_a_controller_of_epochs():
+    history = fo.run_rounds(
+        build(ETA0), MODEL, DATA, start(build(ETA0), 5), 8, cohort_size=5, batch_size=2,
+        local_epochs=fo.controllers.steps_by_rounds(2),
+    ).history  # fmt: skip
+    per_epoch = np.ceil(DATA.sizes / 2)
+    for t, epochs in enumerate((2, 2, 2, 2, 2, 2, 2, 1)):
+        np.testing.assert_array_equal(
+            np.asarray(history.num_steps[t]), epochs * per_epoch[np.asarray(history.cohort[t])]
+        )
+
+
+def test_a_round_that_nobody_reports_in_changes_nothing():
+    sampler = fo.cohorts.unreliable(fo.cohorts.uniform(3), dropout=1.0)
+    first = run(SCHEDULES["K-error"], rounds=6)
+    after = fo.run_rounds(
+        build, MODEL, DATA, first.state, 3, sampler=sampler, batch_size=2,
+        local_steps=SCHEDULES["K-error"].local_steps,
+        learning_rate=SCHEDULES["K-error"].learning_rate,
+    )  # fmt: skip
+    assert_identical(first.state.controllers, after.state.controllers)
+    assert int(after.state.round) == 9
+
+
+def test_a_round_that_is_not_applied_changes_nothing():
+    bad = start(build(ETA0), 5)
+    bad = bad._replace(server=jax.tree.map(lambda x: x * jnp.nan, bad.server))
+    after = run(SCHEDULES["K-error"], rounds=2, state=bad)
+    assert not np.any(after.history.finite)
+    assert int(after.state.controllers.local_steps.seen) == 0
+
+
+def test_a_users_own_controller_may_use_plain_numbers():
+    controller = fo.Controller(
+        init=lambda: (0, 1.5),
+        update=lambda state, info: (state[0] + 1, state[1] * 2),
+        value=lambda state, round_number: state[0] + 1,
+    )
+    result = fo.run_rounds(
+        build(ETA0), MODEL, DATA, start(build(ETA0), 5), 3, cohort_size=2, batch_size=2,
+        local_steps=controller,
+    )  # fmt: skip
+    assert np.max(result.history.num_steps, axis=1).tolist() == [1, 2, 3]
+    assert float(result.state.controllers.local_steps[1]) == 12.0
+
+
+def test_a_controller_per_client():
+    steps = jnp.array([1, 2, 3, 4, 5], jnp.int32)
+    controller = fo.Controller(lambda: (), lambda state, info: state, lambda state, t: steps + t)
+    history = fo.run_rounds(
+        build(ETA0), MODEL, DATA, start(build(ETA0), 5), 2, cohort_size=3, batch_size=2,
+        local_steps=controller,
+    ).history  # fmt: skip
+    for t in range(2):
+        np.testing.assert_array_equal(history.num_steps[t], steps[history.cohort[t]] + np.int32(t))
+
+
+def refuse(match, **options):
+    options = {
+        "algorithm": build, "cohort_size": 3, "batch_size": 2, "local_steps": 2,
+        "learning_rate": 0.1, **options,
+    }  # fmt: skip
+    state = options.pop("state", start(build(ETA0), 5))
+    with pytest.raises(ValueError, match=match):
+        fo.run_rounds(options.pop("algorithm"), MODEL, DATA, state, 2, **options)
+
+
+def test_wrong_arguments_are_named():
+    refuse("needs a learning_rate beside it", learning_rate=None)
+    refuse("must be a function of it.*got an Algorithm", algorithm=build(0.1))
+    refuse("algorithm\\(learning_rate\\) must return an Algorithm", algorithm=lambda eta: eta)
+    refuse("learning_rate must lie in", learning_rate=-0.1)
+    refuse("learning_rate must be one number", learning_rate=np.ones(2))
+    refuse("validate_every must be", validate_every=0, validation=DATA.examples)
+    empty = jax.tree.map(lambda x: x[:0], DATA.examples)
+    refuse("validation must hold", validation=empty)
+    plateau = SCHEDULES["K-step"].local_steps
+    refuse("watches validation_loss.*no validation", local_steps=plateau)
+    accuracy = fo.controllers.steps_on_plateau(5, metric="accuracy", maximise=True)
+    refuse(
+        "validation_accuracy, but the run has only validation_distance, validation_loss",
+        local_steps=accuracy, validation=DATA.examples,
+    )  # fmt: skip
+    other = run(SCHEDULES["K-error"], rounds=1).state
+    refuse("what these controllers remember", local_steps=plateau, state=other)
+
+
+@pytest.mark.parametrize("wrong", [0, -3, 2.5, np.nan, np.ones(2)])
+def test_wrong_initial_steps_are_named(wrong):
+    for make in (
+        fo.controllers.steps_by_rounds,
+        fo.controllers.steps_by_error,
+        fo.controllers.steps_on_plateau,
+    ):
+        with pytest.raises(ValueError, match="initial_steps must"):
+            make(wrong)
+
+
+def test_wrong_hyperparameters_are_named():
+    for make in (
+        fo.controllers.rate_by_rounds,
+        fo.controllers.rate_by_error,
+        fo.controllers.rate_on_plateau,
+    ):
+        with pytest.raises(ValueError, match="initial_rate must lie in"):
+            make(0.0)
+    with pytest.raises(ValueError, match="window must be a whole number"):
+        fo.controllers.steps_by_error(5, window=0)
+    with pytest.raises(ValueError, match="factor must lie in"):
+        fo.controllers.steps_on_plateau(5, factor=1.0)
+    with pytest.raises(ValueError, match="patience must lie in"):
+        fo.controllers.steps_on_plateau(5, patience=0)
+    with pytest.raises(ValueError, match="value must lie in"):
+        fo.controllers.constant(0)
+
+
+def test_a_state_with_controllers_may_go_on_without():
+    first = run(SCHEDULES["K-error"], rounds=2)
+    after = fo.run_rounds(
+        build(ETA0), MODEL, DATA, first.state, 1, cohort_size=2, batch_size=2, local_steps=2
+    )
+    assert_identical(first.state.controllers, after.state.controllers)
