@@ -31,22 +31,24 @@ from fedjax_opt.bounds.fedacg_convex import fedacg_convex_main_text as fedacg_co
 from fedjax_opt.bounds.fedacg_convex import (
     fedacg_optimal_proximal_weight as fedacg_optimal_proximal_weight,
 )
-from fedjax_opt.bounds.fedavg import fedavg as fedavg
-from fedjax_opt.bounds.fedavg import fedavg_by_rounds as fedavg_by_rounds
-from fedjax_opt.bounds.fedavg import fedavg_by_runtime as fedavg_by_runtime
 from fedjax_opt.bounds.fedavg_constants import FedAvgConstants as FedAvgConstants
 from fedjax_opt.bounds.fedavg_constants import Link as Link
 from fedjax_opt.bounds.fedavg_plan import FedAvgPlan as FedAvgPlan
 from fedjax_opt.bounds.fedavg_plan import best_plan as best_plan
-from fedjax_opt.bounds.fedgbo import fedgbo as fedgbo
-from fedjax_opt.bounds.fedgbo import fedgbo_corollary as fedgbo_corollary
-from fedjax_opt.bounds.fedgbo import fedgbo_optimal_learning_rate as fedgbo_optimal_learning_rate
+from fedjax_opt.bounds.fedavg_theorem import fedavg as fedavg
+from fedjax_opt.bounds.fedavg_theorem import fedavg_by_rounds as fedavg_by_rounds
+from fedjax_opt.bounds.fedavg_theorem import fedavg_by_runtime as fedavg_by_runtime
 from fedjax_opt.bounds.fedgbo_constants import FedGBOConstants as FedGBOConstants
 from fedjax_opt.bounds.fedgbo_constants import (
     fedgbo_pseudo_learning_rate as fedgbo_pseudo_learning_rate,
 )
 from fedjax_opt.bounds.fedgbo_lemmas import fedgbo_momentum as fedgbo_momentum
 from fedjax_opt.bounds.fedgbo_lemmas import fedgbo_perturbation as fedgbo_perturbation
+from fedjax_opt.bounds.fedgbo_theorem import fedgbo as fedgbo
+from fedjax_opt.bounds.fedgbo_theorem import fedgbo_corollary as fedgbo_corollary
+from fedjax_opt.bounds.fedgbo_theorem import (
+    fedgbo_optimal_learning_rate as fedgbo_optimal_learning_rate,
+)
 from fedjax_opt.bounds.ghbm import GHBMConstants as GHBMConstants
 from fedjax_opt.bounds.ghbm import ghbm_cyclic_deviation as ghbm_cyclic_deviation
 from fedjax_opt.bounds.ghbm import ghbm_momentum_deviation as ghbm_momentum_deviation
@@ -61,9 +63,9 @@ from fedjax_opt.bounds.optimal import (
 )
 from fedjax_opt.bounds.optimal import optimal_local_steps as optimal_local_steps
 from fedjax_opt.bounds.optimal import optimal_local_steps_by_rounds as optimal_local_steps_by_rounds
-from fedjax_opt.bounds.rates import RateConstants as RateConstants
-from fedjax_opt.bounds.rates import RateRow as RateRow
-from fedjax_opt.bounds.rates import rate_table as rate_table
-from fedjax_opt.bounds.rates import rates as rates
+from fedjax_opt.bounds.rate_comparison import RateConstants as RateConstants
+from fedjax_opt.bounds.rate_comparison import RateRow as RateRow
+from fedjax_opt.bounds.rate_comparison import rate_table as rate_table
+from fedjax_opt.bounds.rate_comparison import rates as rates
 from fedjax_opt.bounds.result import Bound as Bound
 from fedjax_opt.bounds.result import Optimum as Optimum

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.bounds.fedavg_constants import as_floats, positive
+from fedjax_opt.bounds.numbers import as_floats, positive
 from fedjax_opt.core import checks
 
 

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_opt.bounds.fedavg_constants import as_floats, positive
+from fedjax_opt.bounds.numbers import as_floats, positive
 from fedjax_opt.bounds.result import Bound
 from fedjax_opt.core import checks
 

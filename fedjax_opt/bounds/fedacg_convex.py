@@ -10,9 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from fedjax_opt.bounds.fedacg import NOT_NEGATIVE, POSITIVE, FedACGConstants, check_constants
-from fedjax_opt.bounds.fedavg_constants import as_floats, positive
+from fedjax_opt.bounds.numbers import as_floats, positive, root
 from fedjax_opt.bounds.result import Bound, Optimum
-from fedjax_opt.bounds.safe import root
 from fedjax_opt.core import checks
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fedjax_opt.bounds.fedavg import drift_weight, loss_gap
 from fedjax_opt.bounds.fedavg_constants import FedAvgConstants
+from fedjax_opt.bounds.fedavg_theorem import drift_weight, loss_gap
 
 
 def closed_form_steps(

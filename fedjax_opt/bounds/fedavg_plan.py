@@ -22,21 +22,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_opt.bounds.fedavg import (
+from fedjax_opt.bounds.fedavg_closed_forms import closed_form_rate, closed_form_steps
+from fedjax_opt.bounds.fedavg_constants import (
+    FedAvgConstants,
+    Link,
+    check_constants,
+    check_link,
+)
+from fedjax_opt.bounds.fedavg_theorem import (
     drift_weight,
     evaluate,
     iterations_in,
     largest_learning_rate,
 )
-from fedjax_opt.bounds.fedavg_closed_forms import closed_form_rate, closed_form_steps
-from fedjax_opt.bounds.fedavg_constants import (
-    FedAvgConstants,
-    Link,
-    as_floats,
-    check_constants,
-    check_link,
-    positive,
-)
+from fedjax_opt.bounds.numbers import as_floats, positive
 from fedjax_opt.bounds.result import Bound
 
 

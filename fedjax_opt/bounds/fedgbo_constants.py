@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_opt.bounds.fedavg_constants import as_floats, positive
+from fedjax_opt.bounds.numbers import as_floats, positive
 from fedjax_opt.core import checks
 
 FACTOR = 18.0  # of equation 3

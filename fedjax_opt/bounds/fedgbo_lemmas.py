@@ -1,6 +1,6 @@
 """Bounds on FedGBO's momentum and on what local steps change: Lemma 1 and equation 3.
 
-The equations, and where the print errs, are in `fedjax_opt.bounds.fedgbo`.
+The equations, and where the print errs, are in `fedjax_opt.bounds.fedgbo_theorem`.
 
 Reference:
   Mills, Hu, Min, Jin, Zheng, Wang. Accelerating federated learning with a global biased optimiser.
@@ -9,7 +9,6 @@ Reference:
 
 from typing import Any
 
-from fedjax_opt.bounds.fedavg_constants import as_floats, positive
 from fedjax_opt.bounds.fedgbo_constants import (
     FACTOR,
     FedGBOConstants,
@@ -18,6 +17,7 @@ from fedjax_opt.bounds.fedgbo_constants import (
     largest_perturbation,
     y_is_large_enough,
 )
+from fedjax_opt.bounds.numbers import as_floats, positive
 from fedjax_opt.bounds.result import Bound
 from fedjax_opt.core import checks
 

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_opt.bounds.fedavg_constants import as_floats, positive
 from fedjax_opt.bounds.ghbm import GHBMConstants, check_constants
+from fedjax_opt.bounds.numbers import as_floats, positive, root
 from fedjax_opt.bounds.result import Bound
-from fedjax_opt.bounds.safe import root
 from fedjax_opt.core import checks
 
 

@@ -18,16 +18,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_opt.bounds.fedavg import evaluate, iterations_in, largest_learning_rate
 from fedjax_opt.bounds.fedavg_closed_forms import closed_form_rate, closed_form_steps
 from fedjax_opt.bounds.fedavg_constants import (
     FedAvgConstants,
     Link,
-    as_floats,
     check_constants,
     check_link,
-    positive,
 )
+from fedjax_opt.bounds.fedavg_theorem import evaluate, iterations_in, largest_learning_rate
+from fedjax_opt.bounds.numbers import as_floats, positive
 from fedjax_opt.bounds.result import Optimum
 
 

@@ -1,5 +1,6 @@
 """The batched coupon collector against enumeration in exact fractions, and against simulation."""
 
+import decimal
 import itertools
 import time
 from fractions import Fraction
@@ -97,6 +98,17 @@ def test_larger_ones_are_exact_too(num_clients, cohort_size):
     for rounds in (shortest - 1, shortest, shortest + 2, int(found), int(2.5 * found)):
         exact = all_seen(num_clients, cohort_size, rounds)
         assert_near(probability_all_seen(num_clients, cohort_size, rounds), exact, 1e-14)
+
+
+@pytest.mark.parametrize("cohort_size", [3, 40, 500])
+def test_a_thousand_clients_are_exact_too(cohort_size):
+    with decimal.localcontext() as context:
+        context.prec = 400  # the largest of the alternating terms has 300 digits
+        exact = decimal.Decimal(0)
+        for j in range(1, 1001):
+            q = decimal.Decimal(comb(1000 - j, cohort_size)) / comb(1000, cohort_size)
+            exact += (-1) ** (j + 1) * comb(1000, j) / (1 - q)
+        assert_near(expected_rounds_to_see_all(1000, cohort_size), Fraction(exact), 1e-13)
 
 
 def test_one_at_a_time_is_the_classical_collector():

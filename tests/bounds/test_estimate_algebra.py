@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_opt.bounds.estimators.estimate import Estimate, largest_of, root_of, smallest_of
 from fedjax_opt.bounds.estimators.lanczos import extreme_eigenvalues, random_start
 from fedjax_opt.bounds.estimators.newton import minimise
 
@@ -73,6 +74,29 @@ def test_as_many_products_as_rows_are_exact():
             assert residual <= 1e-12 * np.abs(values).max(), name
 
 
+def test_products_of_no_symmetric_matrix_are_noticed():
+    """Products may be wrong by more than rounding: the residual is that of the products as they are."""
+    twist = jnp.triu(jnp.full((SIZE, SIZE), 1e-4), 1)
+    matrices = _matrices(np.float64) + (twist - twist.T)[None]
+    starts = jnp.tile(random_start(0, SIZE, np.float64), (len(matrices), 1))
+    found = _ends(matrices, starts, SIZE)
+    assert min(found.largest.uncertainty.min(), found.smallest.uncertainty.min()) > 1e-4
+
+
+def test_intervals_of_extremes_and_roots():
+    uncertain = Estimate(np.array([1.0, 0.9]), np.array([0.01, 0.5]))
+    value, uncertainty = largest_of(uncertain)  # in [0.99, 1.4]
+    assert value == 1.0 and uncertainty == pytest.approx(0.4)
+    value, uncertainty = smallest_of(uncertain)  # in [0.4, 1.01]
+    assert value == 0.9 and uncertainty == pytest.approx(0.5)
+    value, uncertainty = largest_of(Estimate(np.array([1.0, 0.1]), np.array([0.3, 0.1])))
+    assert value == 1.0 and uncertainty == pytest.approx(0.3)
+    value, uncertainty = root_of(Estimate(4.0, 1.75))  # in [1.5, 2.398]
+    assert value == 2.0 and uncertainty == pytest.approx(0.5)
+    value, uncertainty = root_of(Estimate(0.0, 1e-16))
+    assert value == 0.0 and uncertainty == pytest.approx(1e-8)
+
+
 def test_a_single_number():
     found = jax.jit(lambda v: extreme_eigenvalues(lambda v: -5.0 * v, v, 4))(jnp.array([0.3]))
     assert found.smallest.value == found.largest.value == -5.0
@@ -81,6 +105,11 @@ def test_a_single_number():
 def _rosenbrock(x):
     """A curved valley that bends down in places; 0 at (1, ..., 1) alone."""
     return 100 * (x[1] - x[0] ** 2) ** 2 + jnp.sum((1 - x[jnp.array([0, 2, 3, 4])]) ** 2)
+
+
+def _raised(x):
+    """A bowl so high up that rounding hides its bottom: 2e-8 is the spacing of numbers there."""
+    return 1e8 + jnp.sum(jnp.arange(1.0, 6.0) * x**2)
 
 
 def _wells(x):
@@ -92,13 +121,13 @@ def _wells(x):
 def _minima(x, tolerance, max_steps):
     return [
         minimise(jax.value_and_grad(function), x, max_steps, 8, tolerance)
-        for function in (_rosenbrock, _wells)
+        for function in (_rosenbrock, _wells, _raised)
     ]
 
 
 def test_newton_goes_around_bends():
     start = jnp.array([-1.2, 1.0, 0.05, -0.1, 0.3])
-    valley, wells = _minima(start, jnp.asarray(1e-12), jnp.int32(200))
+    valley, wells, _ = _minima(start, jnp.asarray(1e-12), jnp.int32(200))
     np.testing.assert_allclose(valley.x, 1.0, atol=1e-8)
     np.testing.assert_allclose(np.abs(wells.x), 1.0, atol=1e-8)
     assert valley.loss < 1e-16 and wells.loss == pytest.approx(-1.0)
@@ -106,5 +135,8 @@ def test_newton_goes_around_bends():
     # No step goes uphill, however early it ends; no step is taken where there is no way down.
     losses = [_minima(start, jnp.asarray(0.0), jnp.int32(k))[0].loss for k in range(1, 30)]
     assert np.all(np.diff([float(_rosenbrock(start)), *losses]) <= 0)
-    _, there = _minima(jnp.ones(5), jnp.asarray(0.0), jnp.int32(50))
+    _, _, bowl = _minima(start, jnp.asarray(0.0), jnp.int32(1000))
+    np.testing.assert_allclose(bowl.x, 0.0, atol=1e-12)
+    assert bowl.steps < 30  # where rounding hides all, it ends
+    _, there, _ = _minima(jnp.ones(5), jnp.asarray(0.0), jnp.int32(50))
     assert there.steps == 0 and there.loss == -1.0

@@ -28,14 +28,14 @@ def draw(count=COUNT, seed=0, extreme=False):
     constants = FedGBOConstants(
         smoothness=between(-8, 8) if extreme else between(-2, 2),
         initial_loss=between(-3, 3),
-        gradient_bound=between(-4, 4) if extreme else between(-1, 1),
+        gradient_bound=between(-4, 8) if extreme else between(-1, 1),
         dissimilarity=between(-3, 1),
         noise_variance=between(-3, 1),
         optimal_loss=-between(-3, 1),
         update_bound=between(-1, 2),
     )
     # The step in units of 1/L: steps that are sensible, and some that are not.
-    eta = between(-6, 1) / constants.smoothness
+    eta = between(-12 if extreme else -6, 1) / constants.smoothness
     beta = 1 - between(-3 if extreme else -2, 0)
     rounds = between(3.1, 9) if extreme else between(3.1, 5)
     return constants, eta, beta, np.ceil(between(0, 2)), np.ceil(rounds)
@@ -202,10 +202,17 @@ def test_there_is_no_bound_before_the_momentum_has_settled():
         assert bound.value == np.inf and "T > 1/(1-beta)" in bound.violated()
 
 
+def optimum(constants, eta, beta, K, T):
+    """The best eta~ as a value: at the bound there, an error of its derivative would not show."""
+    del eta
+    best = fo.bounds.fedgbo_optimal_learning_rate(constants, beta, K, T)
+    return best.bound._replace(value=best.value)
+
+
 FUNCTIONS = {
     "theorem": fo.bounds.fedgbo,
     "corollary": fo.bounds.fedgbo_corollary,
-    "optimum": lambda c, _, beta, K, T: fo.bounds.fedgbo_optimal_learning_rate(c, beta, K, T).bound,
+    "optimum": optimum,
     "momentum": lambda c, eta, beta, K, T: fo.bounds.fedgbo_momentum(c, eta, beta, K),
     "perturbation": lambda c, eta, beta, K, T: fo.bounds.fedgbo_perturbation(c, eta, K, T, T),
 }
@@ -213,17 +220,6 @@ FUNCTIONS = {
 
 def test_transformations_and_float32():
     transformations.check(FUNCTIONS, draw(seed=4), draw(seed=5, extreme=True))
-
-
-def test_the_optimum_differentiates():
-    """Its derivative follows from the equation that it solves, not from the iterations."""
-
-    def best(smoothness):
-        constants = CONSTANTS._replace(smoothness=smoothness)
-        return fo.bounds.fedgbo_optimal_learning_rate(constants, 0.5, 5, 1000).value
-
-    best = jax.jit(best)
-    close(jax.grad(best)(2.0), (best(2.0 + 1e-6) - best(2.0 - 1e-6)) / 2e-6, rtol=1e-7)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,8 @@ def estimate_constants(
       An `EstimatedConstants`.
 
     Example:
-      >>>       >>> import fedjax_opt as fo
+      >>>       >>> import jax.numpy as jnp
+      >>> import fedjax_opt as fo
       >>> model, data, _ = fo.data.quadratics(3, 4, noise=0.5, num_examples=8)
       >>> found = fo.bounds.estimate_constants(
       ...     model, data, fo.Variables({"x": jnp.ones(4)}), batch_size=2, cohort_size=3

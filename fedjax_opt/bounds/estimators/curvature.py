@@ -75,8 +75,9 @@ def estimate_curvature(
 
     Example:
       >>> import numpy as np
+      >>> import jax.numpy as jnp
       >>> import fedjax_opt as fo
-      >>> model, data, optimum = fo.data.quadratics(num_clients=3, dimension=4)
+      >>> model, data, _ = fo.data.quadratics(num_clients=3, dimension=4)
       >>> found = fo.bounds.estimate_curvature(model, data, fo.Variables({"x": jnp.zeros(4)}))
       >>> bool(0.5 <= found.strong_convexity.value <= found.smoothness.value <= 2.0)
       True

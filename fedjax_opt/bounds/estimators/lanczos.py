@@ -65,13 +65,13 @@ def extreme_eigenvalues(
         basis, vector, before = carry
         basis = basis.at[k].set(vector)
         image = product(vector)
-        inside = jnp.matmul(basis, image, precision="highest")
-        rest = image - jnp.matmul(inside, basis, precision="highest")
+        part, inside = _inside(basis, image)
+        rest = image - part
         length = jnp.linalg.norm(rest)
         length = jnp.where(length > noise * jnp.linalg.norm(image), length, 0)
         other = jnp.roll(start, k + 1)  # as random as the first one
-        following = _unit(_without(basis, jnp.where(length > 0, rest, other)))
-        following = _unit(_without(basis, following))
+        following = jnp.where(length > 0, rest, other)
+        following = _unit(following - _inside(basis, following)[0])
         kept = jnp.where(places == k, inside, jnp.where(places == k - 1, before, 0))
         lost = jnp.linalg.norm(inside - kept), jnp.linalg.norm(rest - length * following)
         return (basis, following, length), (inside[k], length, jnp.hypot(*lost))
@@ -85,10 +85,10 @@ def extreme_eigenvalues(
     return Spectrum(Estimate(values[0], residuals[0]), Estimate(values[-1], residuals[-1]))
 
 
-def _without(basis, vector):
-    """The part of a vector that is orthogonal to the rows of the basis; rows not yet found are 0."""
-    inside = jnp.matmul(basis, vector, precision="highest")
-    return vector - jnp.matmul(inside, basis, precision="highest")
+def _inside(basis, vector):
+    """The part of a vector in the space of the basis, and its coordinates; rows not yet found are 0."""
+    coordinates = jnp.matmul(basis, vector, precision="highest")
+    return jnp.matmul(coordinates, basis, precision="highest"), coordinates
 
 
 def _unit(vector):

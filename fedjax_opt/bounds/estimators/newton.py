@@ -21,8 +21,6 @@ from fedjax_opt.bounds.estimators.passes import Slope, hessian_product
 _FORCING = 0.1
 # The share of the linear model's decrease that a step must reach, and how often it is halved.
 _DECREASE, _HALVINGS = 1e-4, 30
-# Losses this many roundings apart are alike.
-_ALIKE = 8.0
 
 
 class Descent(NamedTuple):
@@ -52,8 +50,8 @@ def minimise(
       x: where to start.
       max_steps: of Newton's method.
       max_products: Hessian-vector products in each step.
-      tolerance: it ends where the gradient's norm has fallen by this factor, or where the loss cannot
-        be made smaller in this precision.
+      tolerance: it ends where the gradient's norm has fallen by this factor, or where neither it nor
+        the loss can be made smaller in this precision.
     """
 
     def go_on(at):
@@ -70,10 +68,9 @@ def minimise(
         first = at.looks == 0  # it leads nowhere: this is the start
         first_norm = jnp.where(first, norm, at.first_norm)
         expected = _DECREASE * scale * jnp.dot(at.gradient, at.direction)
-        # Where rounding hides the decrease of the loss, a smaller gradient is better.
-        alike = loss <= at.loss + _ALIKE * jnp.finfo(x.dtype).eps * jnp.abs(at.loss)
-        closer = norm < jnp.linalg.norm(at.gradient)
-        good = first | (loss <= at.loss + expected) | (alike & closer)
+        # Where rounding hides that the loss falls, the gradient must: else it would never end.
+        lower = (loss < at.loss) | (norm < jnp.linalg.norm(at.gradient))
+        good = first | (lower & (loss <= at.loss + expected))
         share = jnp.minimum(_FORCING, norm / jnp.where(first_norm > 0, first_norm, 1))
         goal = jnp.where(good, norm * share, jnp.inf)
         product = partial(hessian_product, slope, there)

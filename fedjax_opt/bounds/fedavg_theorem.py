@@ -23,11 +23,10 @@ import jax.numpy as jnp
 from fedjax_opt.bounds.fedavg_constants import (
     FedAvgConstants,
     Link,
-    as_floats,
     check_constants,
     check_link,
-    positive,
 )
+from fedjax_opt.bounds.numbers import as_floats, positive
 from fedjax_opt.bounds.result import Bound
 
 

@@ -32,7 +32,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.bounds.fedavg_constants import as_floats, positive
 from fedjax_opt.bounds.fedgbo_constants import (
     FACTOR,
     FedGBOConstants,
@@ -42,6 +41,7 @@ from fedjax_opt.bounds.fedgbo_constants import (
     largest_perturbation,
     y_is_large_enough,
 )
+from fedjax_opt.bounds.numbers import as_floats, positive
 from fedjax_opt.bounds.result import Bound, Optimum
 from fedjax_opt.core import checks
 

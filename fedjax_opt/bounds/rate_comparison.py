@@ -26,11 +26,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.bounds.fedavg_constants import as_floats
 from fedjax_opt.bounds.ghbm import GHBMConstants
 from fedjax_opt.bounds.ghbm_rate import ghbm_rate
+from fedjax_opt.bounds.numbers import as_floats, root
 from fedjax_opt.bounds.result import Bound
-from fedjax_opt.bounds.safe import root
 from fedjax_opt.core import checks
 
 
