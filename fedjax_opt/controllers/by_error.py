@@ -6,9 +6,8 @@
 
 A first local step is taken at the broadcast model, so its loss costs no computation, and one number of
 upload. Until s rounds were seen the value stays at its start. F_0 is the first F_r that there is: the
-mean over the first s rounds. The paper's text leaves open whether it means that or the loss of the
-initial model; with the latter K would fall at once after the first s rounds, by about half on its
-FEMNIST task, where its Table 4 reports four fifths of all steps as taken.
+mean over the first s rounds. The paper leaves open whether it means that or the loss of the initial
+model, with which the value would jump when the first window is full.
 
 (15) is printed with s + 1 rounds, r among them, whose loss is not known before K_r is chosen. (13) and
 (14) rest on F_r <= F_0; where the loss rises above its start the values stay at theirs, since a learning
