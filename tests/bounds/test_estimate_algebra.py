@@ -107,9 +107,12 @@ def _rosenbrock(x):
     return 100 * (x[1] - x[0] ** 2) ** 2 + jnp.sum((1 - x[jnp.array([0, 2, 3, 4])]) ** 2)
 
 
+BOTTOM = np.array([11.3, 13.7, 17.9, 19.1, 23.3])
+
+
 def _raised(x):
-    """A bowl so high up that rounding hides its bottom: 2e-8 is the spacing of numbers there."""
-    return 1e8 + jnp.sum(jnp.arange(1.0, 6.0) * x**2)
+    """A bowl so high up that rounding hides its bottom: 1.5e-8 is the spacing of numbers there."""
+    return 1e8 + jnp.sum(jnp.exp(x) - BOTTOM * x)
 
 
 def _wells(x):
@@ -136,7 +139,7 @@ def test_newton_goes_around_bends():
     losses = [_minima(start, jnp.asarray(0.0), jnp.int32(k))[0].loss for k in range(1, 30)]
     assert np.all(np.diff([float(_rosenbrock(start)), *losses]) <= 0)
     _, _, bowl = _minima(start, jnp.asarray(0.0), jnp.int32(1000))
-    np.testing.assert_allclose(bowl.x, 0.0, atol=1e-12)
+    np.testing.assert_allclose(bowl.x, np.log(BOTTOM), rtol=1e-12)
     assert bowl.steps < 30  # where rounding hides all, it ends
     _, there, _ = _minima(jnp.ones(5), jnp.asarray(0.0), jnp.int32(50))
     assert there.steps == 0 and there.loss == -1.0

@@ -11,7 +11,7 @@ from fedjax_opt.bounds.estimators.curvature import Curvature, estimate_curvature
 from fedjax_opt.bounds.estimators.dissimilarity import Dissimilarity, estimate_dissimilarity
 from fedjax_opt.bounds.estimators.estimate import Estimate, on_host, rounding
 from fedjax_opt.bounds.estimators.minimum import Heterogeneity, Minimum, estimate_heterogeneity
-from fedjax_opt.bounds.estimators.noise import Noise, estimate_noise
+from fedjax_opt.bounds.estimators.noise import Noise, check_sampling, estimate_noise
 from fedjax_opt.bounds.fedavg_constants import FedAvgConstants
 from fedjax_opt.core import Model, Variables, checks
 
@@ -19,7 +19,7 @@ _MEANING = {
     "smoothness": ("L", "residual of an eigenvalue"),
     "strong_convexity": ("mu", "residual of an eigenvalue"),
     "initial_loss": ("F(x_1)", "rounding"),
-    "optimal_loss": ("F*", "||grad F||^2/(2 mu)"),
+    "optimal_loss": ("F*", "||grad F||^2/(2 mu), or lower_bound"),
     "noise": ("sum p^2 sigma^2", "rounding, or two standard errors"),
     "heterogeneity": ("Gamma", "those of F* and f_c*"),
     "gradient_bound": ("G", "those of L and x*"),
@@ -35,9 +35,10 @@ class EstimatedConstants(NamedTuple):
       strong_convexity: mu, the smallest there; an upper bound of a region's.
       initial_loss: F(x_1).
       optimal_loss: F*, from above.
-      noise: sum_c p_c^2 sigma_c^2, at the point where it is largest.
+      noise: sum_c p_c^2 sigma_c^2, each at the point where it is largest.
       heterogeneity: Gamma.
-      gradient_bound: G = L ||x_1 - x*||.
+      gradient_bound: G = L ||x_1 - x*||, which bounds the gradient of F. Where a bound needs that of
+        the clients' minibatches, it is `scatter.example_gradient`.
       curvature: the `Curvature`, by point and client.
       scatter: the `Noise`, by client.
       minima: the `Heterogeneity`, with x* and every f_c*.
@@ -125,11 +126,11 @@ def estimate_constants(
       An `EstimatedConstants`.
 
     Example:
-      >>>       >>> import jax.numpy as jnp
+      >>> import jax.numpy as jnp
       >>> import fedjax_opt as fo
-      >>> model, data, _ = fo.data.quadratics(3, 4, noise=0.5, num_examples=8)
+      >>> model, data, _ = fo.data.quadratics(num_clients=3, dimension=4)
       >>> found = fo.bounds.estimate_constants(
-      ...     model, data, fo.Variables({"x": jnp.ones(4)}), batch_size=2, cohort_size=3
+      ...     model, data, fo.Variables({"x": jnp.ones(4)}), batch_size=1, cohort_size=3
       ... )
       >>> bound = fo.bounds.fedavg(found.constants, learning_rate=0.01, local_steps=5, rounds=100)
       >>> print(found.describe().splitlines()[0].split())
@@ -145,6 +146,9 @@ def estimate_constants(
             f"cohort_size must not be larger than the population of {len(data.sizes)} clients, got"
             f" {cohort_size}."
         )
+    check_sampling(batch_size, batching, samples)
+    for i, point in enumerate(points):
+        checks.same_structure(f"points[{i}]", point, variables, "that of variables")
     shared: dict[str, Any] = {"weighting": weighting, "chunk_size": chunk_size}
     minima = estimate_heterogeneity(
         model, data, variables, strong_convexity=strong_convexity, lower_bound=lower_bound,

@@ -74,7 +74,6 @@ def estimate_curvature(
       A `Curvature`.
 
     Example:
-      >>> import numpy as np
       >>> import jax.numpy as jnp
       >>> import fedjax_opt as fo
       >>> model, data, _ = fo.data.quadratics(num_clients=3, dimension=4)
@@ -93,8 +92,8 @@ def estimate_curvature(
     start = random_start(seed, layout.size, layout.dtype)
     fixed = fixed.by_client if per_client else fixed
     spectrum = on_host(_spectra(problem, points, start, fixed, iterations, per_client))
-    axes = ("point", "client") if per_client else ("point", "part")
-    check_finite("An eigenvalue of the Hessian", spectrum.largest.value, axes)
+    largest = spectrum.largest.value if per_client else spectrum.largest.value[:, 0]
+    check_finite("An eigenvalue of the Hessian", largest, ("point", "client")[: largest.ndim])
     rows = np.asarray(data.sizes) if per_client else problem.num_rows
     scale = np.maximum(np.abs(spectrum.largest.value), np.abs(spectrum.smallest.value))
     rounded = rounding(scale, rows, layout.dtype)

@@ -144,8 +144,8 @@ def _closest_line(squares: np.ndarray, spread: np.ndarray) -> tuple[float, float
     run = squares[:, None] - squares[None]
     meeting = np.where(run != 0, rise / np.where(run != 0, run, 1), 0).ravel()
     through_zero = np.where(squares > 0, spread / np.where(squares > 0, squares, 1), 0)
-    slopes = np.maximum(np.concatenate([meeting, through_zero, np.zeros_like(spread)]), 0)
+    slopes = np.sort(np.maximum(np.concatenate([[0.0], meeting, through_zero]), 0))
     above = spread[None] - slopes[:, None] * squares[None]
     offsets = np.maximum(np.max(above, axis=1), 0)
-    best = np.argmin(offsets + slopes * np.mean(squares))
+    best = np.argmin(offsets + slopes * np.mean(squares))  # the first: the least B, if several are
     return offsets[best], 1 + slopes[best]

@@ -270,15 +270,16 @@ def _certified(ending: _Ending, rows: Any, known: _Known) -> Minimum:
     axes = ("client",)[: loss.ndim]
     check_finite("The mean loss", loss, axes)
     check_finite("The norm of the gradient", norm, axes)
-    if np.min(loss) < known.lower_bound:
+    rounded = rounding(loss, rows, known.dtype)
+    if np.min(loss + rounded) < known.lower_bound:
         raise ValueError(
             f"lower_bound must be a lower bound of the mean loss, which fell to {np.min(loss)}, got"
             f" {known.lower_bound!r}."
         )
     if curvature is None:
         curvature = Estimate(np.full_like(loss, known.strong_convexity), np.zeros_like(loss))
-    below = np.minimum(_proven(norm**2 / 2, curvature), loss - known.lower_bound)
-    below = below + rounding(loss, rows, known.dtype)
+    below = np.minimum(_proven(norm**2 / 2, curvature), np.maximum(loss - known.lower_bound, 0))
+    below = below + rounded
     steps = np.asarray(ending.steps)
     return Minimum(Estimate(loss, below), norm, curvature, steps, ending.variables)
 

@@ -21,6 +21,8 @@ from fedjax_opt.bounds.estimators.passes import Slope, hessian_product
 _FORCING = 0.1
 # The share of the linear model's decrease that a step must reach, and how often it is halved.
 _DECREASE, _HALVINGS = 1e-4, 30
+# Losses this many roundings apart are alike; of such, the one with a gradient smaller by this is better.
+_ALIKE, _CLOSER = 8.0, 0.5
 
 
 class Descent(NamedTuple):
@@ -68,9 +70,10 @@ def minimise(
         first = at.looks == 0  # it leads nowhere: this is the start
         first_norm = jnp.where(first, norm, at.first_norm)
         expected = _DECREASE * scale * jnp.dot(at.gradient, at.direction)
-        # Where rounding hides that the loss falls, the gradient must: else it would never end.
-        lower = (loss < at.loss) | (norm < jnp.linalg.norm(at.gradient))
-        good = first | (lower & (loss <= at.loss + expected))
+        # Where rounding may hide that the loss falls, the gradient must: else it would never end.
+        visible = at.loss - loss > _ALIKE * jnp.finfo(x.dtype).eps * jnp.abs(at.loss)
+        closer = norm < _CLOSER * jnp.linalg.norm(at.gradient)
+        good = first | ((visible | closer) & (loss <= at.loss + expected))
         share = jnp.minimum(_FORCING, norm / jnp.where(first_norm > 0, first_norm, 1))
         goal = jnp.where(good, norm * share, jnp.inf)
         product = partial(hessian_product, slope, there)

@@ -105,9 +105,7 @@ def estimate_noise(
       >>> float(fo.bounds.estimate_noise(model, data, at, batch_size=8).largest.value)
       0.0
     """
-    batch_size = checks.integer("batch_size", batch_size, low=1)
-    checks.choice("batching", batching, BATCHINGS)
-    samples = None if samples is None else checks.integer("samples", samples, low=2)
+    check_sampling(batch_size, batching, samples)
     points = passes.stack_points(variables)
     problem, fixed = passes.prepare(model, data, weighting, chunk_size)
     seen = on_host(_scatter(problem, points, jax.random.key(seed), fixed.by_client, samples))
@@ -126,6 +124,14 @@ def estimate_noise(
     weighted = Estimate(np.sum(squares * clients.value), together(squares * clients.uncertainty))
     norms = Estimate(seen.largest, rounding(seen.largest, sizes, dtype))
     return Noise(weighted, largest_of(clients), clients, largest_of(norms))
+
+
+def check_sampling(batch_size: int, batching: str, samples: int | None) -> None:
+    """Refuses minibatches that no run could draw, and samples without a standard error."""
+    checks.integer("batch_size", batch_size, low=1)
+    checks.choice("batching", batching, BATCHINGS)
+    if samples is not None:
+        checks.integer("samples", samples, low=2)
 
 
 def _share(n: np.ndarray, batch_size: int, batching: str) -> np.ndarray:

@@ -49,7 +49,7 @@ class Problem(NamedTuple):
 class Fixed(NamedTuple):
     """What is compiled in: the model, and how many rows are looked at together.
 
-    Where F is the mean over all rows, those of several clients may share one of the `pooled_chunk` rows.
+    Where F is the mean over all rows, a chunk of `pooled_chunk` rows may hold those of several clients.
     """
 
     model: Model
