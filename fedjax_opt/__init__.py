@@ -5,11 +5,14 @@ from fedjax_opt.core.compatibility import check_jax_version as _check_jax_versio
 
 _check_jax_version()
 
+from fedjax_opt import bounds as bounds
+from fedjax_opt import controllers as controllers
 from fedjax_opt import costs as costs
 from fedjax_opt import data as data
 from fedjax_opt import metrics as metrics
 from fedjax_opt import models as models
 from fedjax_opt import optimizers as optimizers
+from fedjax_opt import planning as planning
 from fedjax_opt.algorithms import adabest as adabest
 from fedjax_opt.algorithms import adaptive_fedopt as adaptive_fedopt
 from fedjax_opt.algorithms import dsgd as dsgd
@@ -43,6 +46,7 @@ from fedjax_opt.core import Algorithm as Algorithm
 from fedjax_opt.core import Aux as Aux
 from fedjax_opt.core import Checkpoints as Checkpoints
 from fedjax_opt.core import Context as Context
+from fedjax_opt.core import Controller as Controller
 from fedjax_opt.core import Event as Event
 from fedjax_opt.core import Facts as Facts
 from fedjax_opt.core import FederatedState as FederatedState
@@ -67,7 +71,9 @@ from fedjax_opt.core import run_rounds as run_rounds
 from fedjax_opt.core import simulate as simulate
 from fedjax_opt.core import stop_at as stop_at
 from fedjax_opt.core import use_cpu_devices as use_cpu_devices
+from fedjax_opt.core import with_controllers as with_controllers
 from fedjax_opt.data import ClientData as ClientData
+from fedjax_opt.planning import plan as plan
 from fedjax_opt.wrappers import aggregated as aggregated
 from fedjax_opt.wrappers import aggregators as aggregators
 from fedjax_opt.wrappers import clipped as clipped

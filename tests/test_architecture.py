@@ -16,7 +16,10 @@ ALLOWED = {
     "data": {"core", "data"},
     "models": {"core", "models"},
     "metrics": {"core", "metrics"},
+    "bounds": {"core", "bounds"},
     "costs": {"core", "costs"},
+    "controllers": {"core", "bounds", "controllers"},
+    "planning": {"core", "bounds", "costs", "planning"},
 }
 ANYTHING = {"cli"}
 

@@ -18,7 +18,10 @@ NAMESPACES = {
     "models": fo.models,
     "cohorts": fo.cohorts,
     "metrics": fo.metrics,
+    "bounds": fo.bounds,
     "costs": fo.costs,
+    "controllers": fo.controllers,
+    "planning": fo.planning,
     "wrappers": wrappers,
 }
 
