@@ -18,9 +18,8 @@ help:  ## Print this list
 demo: .venv/.bench  ## Train on the digits that come with the package
 	@$(BIN)/fedjax-opt demo
 
-test: .venv/.dev  ## Run all tests and the examples in docstrings
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal tests
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal --doctest-modules fedjax_opt
+test: .venv/.dev  ## Run all tests
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal --ignore=tests/docs tests
 
 lint: .venv/.dev  ## Check style and formatting
 	@$(BIN)/ruff check --quiet .
@@ -29,8 +28,9 @@ lint: .venv/.dev  ## Check style and formatting
 types: .venv/.dev  ## Check types
 	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python
 
-docs: .venv/.dev  ## Run the code in the README, the docs and the examples
+docs: .venv/.dev  ## Run the code in the README, the docs, the examples and the docstrings
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal tests/docs
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal --doctest-modules fedjax_opt
 
 bench: .venv/.bench  ## Measure speed
 	@$(BIN)/python benchmarks/speed/run.py

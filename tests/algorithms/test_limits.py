@@ -181,6 +181,7 @@ WRAPPED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRAPPED)
 def test_proximal_is_a_penalty_in_the_loss(name):
     """One round of any algorithm on a loss that holds (mu / 2) ||y - x||^2 with this round's x."""
@@ -247,6 +248,7 @@ KEEPERS = WRAPPED | {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KEEPERS)
 def test_state_is_averaged_whole_and_counters_are_rounded(name):
     """Running means by the weights, whatever the step sizes; counters to the nearest whole number."""

@@ -119,6 +119,7 @@ def test_reaches_its_stated_limit(row):
 # Compilation ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_compiles_once_for_changing_steps_cohort_and_learning_rate(row):
     """Fifty rounds by fifty round functions of fifty algorithms: the model is traced for the first."""
     rng = np.random.default_rng(1)
@@ -133,6 +134,7 @@ def test_compiles_once_for_changing_steps_cohort_and_learning_rate(row):
     assert int(state.round) == 50
 
 
+@pytest.mark.slow
 def test_float32_and_types_are_stable_in_a_scan_with_a_traced_learning_rate(row):
     """float32 stays float32 with x64 on; another learning rate traces nothing."""
     rng = np.random.default_rng(2)

@@ -142,7 +142,9 @@ def test_wrong_input_is_named_and_is_no_crash(arguments, named, tmp_path):
 @pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is a signal on POSIX systems")
 def test_ctrl_c_ends_quietly(tmp_path):
     """An interrupted run says so in one line, and its status is a shell's for SIGINT."""
-    process = _start(["demo", "--rounds", "1000000"], tmp_path)
+    # A test that runs in the background inherits an ignored SIGINT; a person's terminal has none.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    process = _start(["demo", "--rounds", "1000000"], tmp_path, heed + COMMAND)
     watchdog = threading.Timer(300, process.kill)
     watchdog.start()
     try:

@@ -9,20 +9,19 @@ import fedjax_opt as fo
 from tests.controllers.test_schedules import DATA, ETA0, ROUNDS, SCHEDULES, build, run
 from tests.core.problems import MODEL, assert_identical, counted, start
 
+pytestmark = pytest.mark.slow  # every run is compiled
+
 
 def decay(t):
     return ETA0 * 0.8 ** jnp.asarray(t, float)
 
 
 ALGORITHMS = {
-    "fedgbo": lambda eta: fo.fedgbo(fo.optimizers.adam(eta)),
-    "scaffold": lambda eta: fo.scaffold(fo.optimizers.sgd(eta)),
-    "fedcm": lambda eta: fo.fedcm(fo.optimizers.sgd(eta), alpha=0.3),
-    "proximal + mimelite": lambda eta: fo.proximal(fo.mimelite(fo.optimizers.sgdm(eta, 0.9)), 0.1),
+    "fedgbo": lambda eta: fo.proximal(fo.fedgbo(fo.optimizers.adam(eta)), 0.1),
+    "scaffold-m": lambda eta: fo.scaffold_m(fo.optimizers.sgd(eta), beta=0.3),
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_learning_rate_reaches_all_that_an_algorithm_does_with_it(name):
     """As the same algorithm, made anew for each round's learning rate, in a loop on the host."""
@@ -42,12 +41,13 @@ def test_a_learning_rate_reaches_all_that_an_algorithm_does_with_it(name):
     )
 
 
-@pytest.mark.parametrize("name", ["K-error", "eta-step"])
-def test_a_run_in_two_parts_is_the_same_run(name):
-    whole = run(SCHEDULES[name])
-    first = run(SCHEDULES[name], rounds=7)
-    second = run(SCHEDULES[name], rounds=ROUNDS - 7, state=first.state)
-    assert_identical(whole.state, second.state)
+def test_a_run_in_two_parts_is_the_same_run():
+    both = fo.controllers.Schedule(
+        SCHEDULES["K-error"].local_steps, SCHEDULES["eta-step"].learning_rate
+    )
+    whole = run(both)
+    half = run(both, rounds=ROUNDS // 2)
+    assert_identical(whole.state, run(both, rounds=ROUNDS // 2, state=half.state).state)
 
 
 def test_a_checkpoint_holds_what_the_controllers_remember(tmp_path):
@@ -96,7 +96,7 @@ def test_initial_values_are_an_axis_of_vmap():
 
     steps, rates = jnp.array([2, 5]), jnp.array([0.02, 0.05])
     together = jax.vmap(final)(steps, rates)
-    alone = [final(int(k), float(eta)) for k, eta in zip(steps, rates, strict=True)]
+    alone = [final(k, eta) for k, eta in zip(steps, rates, strict=True)]
     np.testing.assert_allclose(together, alone, rtol=1e-12)
 
 

@@ -8,6 +8,8 @@ import pytest
 import fedjax_opt as fo
 from tests.core.problems import MODEL, ragged, start
 
+pytestmark = pytest.mark.slow  # every run is compiled
+
 DATA = ragged([4, 7, 5, 6, 8])
 L, MU, NOISE, GAMMA, N, OPTIMAL = 3.0, 0.5, 0.2, 0.1, 3, 0.05
 LINK = fo.bounds.Link(megabits=2.0, download_mbps=20.0, upload_mbps=5.0, seconds_per_step=0.01)

@@ -97,6 +97,7 @@ def _patches(clients):
     return np.asarray(get_variables(clients.patch).params["b"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_a_combination_runs(name):
     """Every round is finite and moves the model; clients that do not report keep their state."""
