@@ -29,8 +29,13 @@ def draw(saved: dict[str, Any], folder: pathlib.Path) -> None:
         left.plot(row["seconds"], np.maximum.accumulate(row["accuracy"]), label=name, **look)
         middle.plot(row["seconds"], row["steps"], **look)
     left.axhline(saved["task"]["target"], color="0.5", linewidth=1, linestyle=(0, (1, 3)))
-    left.set(xlabel="simulated seconds", ylabel="best test accuracy so far", xscale="log")
-    left.legend(fontsize=8, edgecolor="none", framealpha=0.7)
+    left.set(
+        xlabel="simulated seconds",
+        ylabel="best test accuracy so far",
+        xscale="log",
+        ylim=(0.8, 0.98),
+    )
+    left.legend(fontsize=8, loc="lower right", edgecolor="none", framealpha=0.7)
     middle.set(xlabel="simulated seconds", ylabel="local steps K", xscale="log", yscale="log")
     steps = [int(k) for k in saved["clock"]]
     times = [1000 * np.array(v) for v in saved["clock"].values()]

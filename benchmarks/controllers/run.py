@@ -12,6 +12,7 @@ Run:  python benchmarks/controllers/run.py             (six minutes on two cores
 import argparse
 import json
 import pathlib
+import re
 import time
 
 import numpy as np
@@ -213,7 +214,8 @@ def main():
             saved["schedules"] = compare()
             saved["task"] = TASK
         saved["clock"] = clock_against_steps()
-        RESULTS.write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
+        text = re.sub(r"\[[^][]*\]", lambda m: " ".join(m[0].split()), json.dumps(saved, indent=1))
+        RESULTS.write_text(text + "\n", encoding="utf-8")  # every list on one line
     from draw import draw
 
     draw(saved, options.output)
