@@ -1,4 +1,4 @@
-"""The command line as a user meets it: every test starts `fedjax-opt` in a process of its own."""
+"""The command line as a user meets it: but for wrong input, each test starts a process of its own."""
 
 import os
 import pathlib
@@ -9,6 +9,9 @@ import sys
 import threading
 
 import pytest
+
+import fedjax_opt as fo
+from fedjax_opt.cli import main
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COMMAND = "import sys; from fedjax_opt.cli import main; sys.exit(main())"
@@ -130,9 +133,15 @@ WRONG = [
 @pytest.mark.parametrize(
     ("arguments", "named"), WRONG, ids=[" ".join(typed) or "nothing" for typed, _ in WRONG]
 )
-def test_wrong_input_is_named_and_is_no_crash(arguments, named, tmp_path):
+def test_wrong_input_is_named_and_is_no_crash(arguments, named, tmp_path, monkeypatch, capsys):
     """Status 2, as for every wrong use of a command; the argument's name; no traceback."""
-    status, _, errors = _run(arguments, tmp_path)
+    monkeypatch.setattr(fo, "use_cpu_devices", lambda: None)  # JAX has started already
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = main(arguments)
+    except SystemExit as ending:
+        status = ending.code
+    errors = capsys.readouterr().err
     assert status == 2
     assert named in errors
     assert "Traceback" not in errors
