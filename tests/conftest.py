@@ -22,9 +22,9 @@ settings.load_profile("house")
 def forget_compiled_programs():
     """Every compiled program holds memory maps, and a process may have only so many (65,530).
 
-    Up to a third of that, what is compiled is kept: modules share many small programs.
+    Far below that, what is compiled is kept: modules share many small programs.
     """
     yield
     maps = pathlib.Path("/proc/self/maps")
-    if not maps.exists() or maps.read_bytes().count(b"\n") > 20_000:
+    if not maps.exists() or maps.read_bytes().count(b"\n") > 5_000:
         jax.clear_caches()

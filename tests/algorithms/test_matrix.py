@@ -228,7 +228,8 @@ def test_scaling_all_weights_changes_nothing(row):
 # Strategies -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", ["sharded", pytest.param("chunked", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["sharded", "chunked"])
 def test_every_strategy_gives_the_same_numbers(row, strategy):
     """Server, clients and infos agree with `scan` for a cohort that does not divide evenly.
 

@@ -255,6 +255,7 @@ def _check_adam(state, recorded, private):
                 helpers.assert_close(kept_tree[leaf][client], moment, 1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", helpers.STRATEGIES)
 @pytest.mark.parametrize("name", MTFL)
 def test_published_mtfl_trajectory(name, strategy):

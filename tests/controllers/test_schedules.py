@@ -66,6 +66,7 @@ def expected(name, history):
     return steps, rates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_each_of_the_eight_is_its_formula(name):
     history = run(SCHEDULES[name]).history

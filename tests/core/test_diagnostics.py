@@ -219,6 +219,7 @@ def test_momentum_points_where_the_model_came_from(algorithm, rounds_back):
             np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["vmap", "chunked", "sharded"])
 def test_every_strategy_gives_the_same_diagnostics(watched, strategy):
     """For a cohort of three of five clients, which neither two nor four divides."""

@@ -190,6 +190,7 @@ def _running_mean_loss(variables, batch, key):
 SAME_NAMES = fo.Model(None, _running_mean_loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedgbo-adam", "mfl", "scaffold-2", "mimelite"])
 @pytest.mark.parametrize("where", ["params/w", "state/w"])
 def test_params_and_state_of_the_same_names_are_told_apart(name, where):
