@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import fedjax_opt as fo
 from fedjax_opt.cli.files import check_plot_path
 from fedjax_opt.cli.plan_options import GROUPS
+from fedjax_opt.cli.units import parse
 from fedjax_opt.core import checks
-from fedjax_opt.planning.units import parse
 
 _USAGE = """fedjax-opt plan --task NAME [--hours H] [options]
        fedjax-opt plan --model-size SIZE --download RATE --upload RATE --step-seconds T

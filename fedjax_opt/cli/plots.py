@@ -9,9 +9,7 @@ import matplotlib
 matplotlib.use("Agg")  # files only: no display is needed, and none is opened
 import matplotlib.pyplot as plt
 
-# Told apart by colour (safe for colour-blind readers) and by line style (safe in print).
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_STYLES = ("-", "--", "-.", ":")
+from fedjax_opt.planning.figure import COLOURS, STYLES
 
 
 def save_curves(
@@ -36,8 +34,8 @@ def save_curves(
             axis.plot(
                 rounds,
                 values,
-                _STYLES[i % len(_STYLES)],
-                color=_COLOURS[i % len(_COLOURS)],
+                linestyle=STYLES[i % len(STYLES)],
+                color=COLOURS[i % len(COLOURS)],
                 label=name,
                 linewidth=2,
             )

@@ -2,16 +2,12 @@
 
 from collections.abc import Sequence
 
+from fedjax_opt.core.tables import table_lines
+
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints a table: the first column to the left, numbers to the right."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    for row in (header, ["-" * width for width in widths], *rows):
-        cells = [
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        print("  ".join(cells).rstrip())
+    print("\n".join(table_lines(header, rows)))
 
 
 def megabytes(count: int) -> str:

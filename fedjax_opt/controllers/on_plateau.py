@@ -4,6 +4,9 @@ The run evaluates the global model on `validation` every `validate_every` rounds
 not better than the best so far, by more than `tolerance`, counts against `patience`; when that is used
 up, K or eta is divided by `factor`, at most `times` times.
 
+`optax.contrib.reduce_on_plateau` is the same idea for a learning rate, with its numbers compiled in;
+here they are leaves, and K may be controlled too.
+
 Mills, Hu and Min, Faster federated learning with decaying number of local SGD steps, 2023, Table 3:
 K_0/10 or eta_0/10 once the validation error has converged.
 """

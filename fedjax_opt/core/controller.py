@@ -105,6 +105,13 @@ def current(setting: Any, remembered: Any, round_number: jax.Array) -> Any:
     return setting(round_number) if callable(setting) else setting
 
 
+def current_rate(setting: Any, remembered: Any, round_number: jax.Array) -> Any:
+    """The learning rate of a round, as an array; `()` where the algorithm has its own."""
+    if isinstance(setting, tuple) and not setting:
+        return ()
+    return jnp.asarray(current(setting, remembered, round_number), jnp.result_type(float))
+
+
 def started(settings: Controls, state: FederatedState) -> FederatedState:
     """The state with the controllers' initial states, unless it carries theirs already."""
     fresh = Controls(*(s.init() if isinstance(s, Controller) else () for s in settings))
@@ -160,12 +167,11 @@ def check_learning_rate(algorithm: Any, learning_rate: Any) -> Any:
     return value
 
 
-def build(algorithm: Any, setting: Any, memory: Any, round_number: Any) -> Algorithm:
+def build(algorithm: Any, learning_rate: Any) -> Algorithm:
     """The algorithm of a round: as it is, or made for the round's learning rate."""
     if isinstance(algorithm, Algorithm):
         return algorithm
-    eta = current(setting, memory, round_number)
-    made = algorithm(jnp.asarray(eta, jnp.result_type(float)))
+    made = algorithm(learning_rate)
     if not isinstance(made, Algorithm):
         raise ValueError(f"algorithm(learning_rate) must return an Algorithm, got {made!r}.")
     return made
@@ -175,7 +181,7 @@ def first_algorithm(algorithm: Any, learning_rate: Any) -> Algorithm:
     """The algorithm as it is before the first round; what initial states are made with."""
     setting = check_learning_rate(algorithm, learning_rate)
     memory = setting.init() if isinstance(setting, Controller) else ()
-    return build(algorithm, setting, memory, jnp.zeros((), jnp.int32))
+    return build(algorithm, current_rate(setting, memory, jnp.zeros((), jnp.int32)))
 
 
 def as_setting(algorithm: Any) -> Any:

@@ -141,8 +141,9 @@ def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[Fede
         data, cohort, fixed.batch_size, fixed.batching, fixed.full_batches
     )
     remembered = state.controllers.learning_rate if state.controllers else ()
+    learning_rate = controller.current_rate(traced.learning_rate, remembered, state.round)
     new_state, info = federated_round(
-        controller.build(traced.algorithm, traced.learning_rate, remembered, state.round),
+        controller.build(traced.algorithm, learning_rate),
         fixed.model,
         fixed.strategy,
         state,
@@ -157,8 +158,7 @@ def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[Fede
     if "momentum_deviation" in fixed.diagnostics:
         seen["momentum_deviation"] = _momentum_deviation(traced, fixed, state, sizes)
     if not isinstance(traced.algorithm, Algorithm):
-        eta = controller.current(traced.learning_rate, remembered, state.round)
-        seen["learning_rate"] = jnp.asarray(eta, jnp.result_type(float))
+        seen["learning_rate"] = learning_rate
     if traced.validation:
         seen |= _validate(traced, fixed, new_state)
     info = info._replace(diagnostics=seen)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_opt.bounds import FedAvgConstants
+from fedjax_opt.bounds import FedAvgConstants, fedavg_constants
 from fedjax_opt.core import checks
 from fedjax_opt.costs import client_seconds
 from fedjax_opt.planning.setting import BUDGETS, Setting, known_shares
@@ -68,16 +68,7 @@ def check_constants(constants: FedAvgConstants | TunedRun | None) -> None:
             "constants must be FedAvgConstants, a TunedRun or None, got"
             f" {type(constants).__name__}."
         )
-    limits = {
-        "smoothness": {"low": 0.0, "open_low": True},
-        "gradient_bound": {"low": 0.0},
-        "noise": {"low": 0.0},
-        "heterogeneity": {"low": 0.0},
-        "initial_loss": {},
-        "optimal_loss": {},
-    }
-    for name, limit in limits.items():
-        checks.number(f"constants.{name}", getattr(constants, name), open_high=True, **limit)
+    fedavg_constants.check_constants(constants)
     L, mu = float(constants.smoothness), float(constants.strong_convexity)
     if not mu > 0 or math.isinf(mu):
         raise ValueError(

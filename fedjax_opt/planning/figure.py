@@ -11,8 +11,8 @@ from fedjax_opt.planning.schedules import Forecast
 from fedjax_opt.planning.setting import inputs_of, round_seconds
 
 # Told apart by colour (safe for colour-blind readers) and by line style (safe in print).
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
 _TERMS = {
     "initial": ("progress: 2κA/(ηT)", "--"),
     "noise": ("noise", (0, (1, 1))),
@@ -83,10 +83,8 @@ def _draw_bound(axis, plan: Plan) -> None:
         values = np.asarray(bounds.terms[name])
         if np.any(values > 0):
             axis.plot(steps, values, linestyle=style, color="0.45", linewidth=1.2, label=label)
-    axis.plot(steps, bounds.value, color=_COLOURS[0], linewidth=2.2, label="bound")
-    axis.plot(
-        [plan.local_steps], [plan.bound.value], "o", color=_COLOURS[1], markersize=8, zorder=5
-    )
+    axis.plot(steps, bounds.value, color=COLOURS[0], linewidth=2.2, label="bound")
+    axis.plot([plan.local_steps], [plan.bound.value], "o", color=COLOURS[1], markersize=8, zorder=5)
     axis.annotate(
         f"K = {plan.local_steps}\nη = {plan.learning_rate:.3g}",
         (plan.local_steps, plan.bound.value),
@@ -106,13 +104,13 @@ def _draw_bound(axis, plan: Plan) -> None:
 def _draw_rounds(axis, plan: Plan) -> None:
     steps = _grid(plan, 40)
     times = [float(round_seconds(plan.setting, float(plan.cohort_size), k)) for k in steps]
-    axis.plot(steps, times, color=_COLOURS[0], linewidth=2.2)
+    axis.plot(steps, times, color=COLOURS[0], linewidth=2.2)
     axis.axhline(times[0], color="0.5", linestyle=":", label="communication, and one step")
     axis.plot(
         [plan.local_steps],
         [float(round_seconds(plan.setting, float(plan.cohort_size), float(plan.local_steps)))],
         "o",
-        color=_COLOURS[1],
+        color=COLOURS[1],
         markersize=8,
         label=f"K = {plan.local_steps}",
     )
@@ -133,8 +131,8 @@ def _draw_schedules(axis, plan: Plan) -> None:
             hours / length,
             steps,
             where="post",
-            linestyle=_STYLES[i % len(_STYLES)],
-            color=_COLOURS[i % len(_COLOURS)],
+            linestyle=STYLES[i % len(STYLES)],
+            color=COLOURS[i % len(COLOURS)],
             linewidth=2.6 if chosen else 1.5,
             label=f"{row.name} (recommended)" if chosen else row.name,
         )
@@ -167,7 +165,7 @@ def _draw_elasticities(axis, plan: Plan) -> None:
             places + (1 - i) * height,
             [plan.elasticities[name][output] for name in names],
             height,
-            color=_COLOURS[i],
+            color=COLOURS[i],
             label=labels.get(output, output),
         )
     axis.locator_params(axis="x", nbins=5)

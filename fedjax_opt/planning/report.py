@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_opt.core.tables import table_lines
 from fedjax_opt.planning.planner import Plan
 from fedjax_opt.planning.setting import inputs_of
 from fedjax_opt.planning.text import as_input, in_bytes, in_count, in_joules, in_time
@@ -274,13 +275,7 @@ def _wrapped(name, text):
 
 
 def _rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    for row in (header, ["-" * width for width in widths], *rows):
-        cells = [
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield ("  " + "  ".join(cells)).rstrip()
+    return (f"  {line}" for line in table_lines(header, rows))
 
 
 def _spread(values: Any) -> str:

@@ -266,8 +266,8 @@ def test_all_constants_at_once(constants):
 
 def test_the_table_of_constants(constants):
     lines = constants.describe().splitlines()
-    assert len(lines) == 8
-    rows = {line.split()[0]: line for line in lines[1:]}
+    assert len(lines) == 9
+    rows = {line.split()[0]: line for line in lines[2:]}
     assert set(rows) == set(fo.bounds.FedAvgConstants._fields) - {"cohort_size"}
     assert f"{constants.optimal_loss.value:.6g}" in rows["optimal_loss"]
     failing = constants._replace(assumptions={"mu > 0": False, "F* is proven": True})

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
+from tests.algorithms.matrix import ROWS
 from tests.controllers.test_schedules import DATA, ETA0, ROUNDS, SCHEDULES, build, run
 from tests.core.problems import MODEL, assert_identical, counted, start
 
@@ -39,6 +40,24 @@ def test_a_learning_rate_reaches_all_that_an_algorithm_does_with_it(name):
     np.testing.assert_allclose(
         controlled.history.diagnostics["learning_rate"], ETA0 * 0.8 ** np.arange(4), rtol=1e-12
     )
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
+def test_every_algorithm_can_be_controlled(row):
+    """K by error and eta on a plateau: the run is traced whole, which is where a combination fails."""
+    model, data, _ = fo.data.quadratics(num_clients=4, dimension=3)
+    state = fo.init_state(row.make(row.learning_rate), {"x": jnp.zeros(3)}, 4)
+
+    def play(initial_rate):
+        return fo.run_rounds(
+            row.make, model, data, state, 3, cohort_size=2, batch_size=1, strategy="scan",
+            local_steps=fo.controllers.steps_by_error(5, window=2),
+            learning_rate=fo.controllers.rate_on_plateau(initial_rate), validation=data.examples,
+        )  # fmt: skip
+
+    after = jax.eval_shape(play, row.learning_rate)
+    assert after.history.diagnostics["learning_rate"].shape == (3,)
+    assert jax.tree.structure(after.state.server) == jax.tree.structure(state.server)
 
 
 def test_a_run_in_two_parts_is_the_same_run():

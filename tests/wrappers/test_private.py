@@ -17,6 +17,8 @@ ALGORITHMS = {
     "fedprox": fo.fedprox(opt.sgd(LR), 0.5),
     "fedgbo-adam": fo.fedgbo(opt.adam(LR), 0.7),
     "fedgbo-averaging": fo.fedgbo(opt.from_optax(opt.sgdm(LR, 0.5))),
+    "fedgbo-chain": fo.fedgbo(helpers.with_decay(opt.sgdm(LR, 0.5))),
+    "fedgbo-schedule": fo.fedgbo(opt.adam(optax.exponential_decay(LR, 1, 0.5))),
     "mfl": fo.mfl(opt.adam(LR), 0.7),
     "mfl-schedule": fo.mfl(opt.sgdm(optax.exponential_decay(LR, 1, 0.5))),
     "dsgd": fo.dsgd(opt.adam(LR)),

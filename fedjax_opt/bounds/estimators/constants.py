@@ -14,6 +14,7 @@ from fedjax_opt.bounds.estimators.minimum import Heterogeneity, Minimum, estimat
 from fedjax_opt.bounds.estimators.noise import Noise, check_sampling, estimate_noise
 from fedjax_opt.bounds.fedavg_constants import FedAvgConstants
 from fedjax_opt.core import Model, Variables, checks
+from fedjax_opt.core.tables import table_lines
 
 _MEANING = {
     "smoothness": ("L", "residual of an eigenvalue"),
@@ -68,8 +69,7 @@ class EstimatedConstants(NamedTuple):
             for name, (symbol, backing) in _MEANING.items()
             for value, uncertainty in [getattr(self, name)]
         ]
-        widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows)]
+        lines = table_lines(head, rows, text_columns=(0, 1, 4))
         failing = [name for name, holds in self.assumptions.items() if not holds]
         return "\n".join(lines + [f"does not hold: {name}" for name in failing])
 

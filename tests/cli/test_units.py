@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedjax_opt.planning.units import parse
+from fedjax_opt.cli.units import parse
 
 # In Mbit, Mbit/s and s.
 RIGHT = [
