@@ -1,6 +1,11 @@
 """The strict configuration of all tests; set before JAX starts."""
 
+import os
 import pathlib
+
+# Programs here run for milliseconds and compile for seconds: LLVM need not try hard. An empty XLA_FLAGS
+# asks for what users get; one stage of .ci/run does.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import jax
 import pytest
