@@ -2,6 +2,7 @@
 
 from fedjax_opt.core import cohorts as cohorts
 from fedjax_opt.core.algorithm import Algorithm as Algorithm
+from fedjax_opt.core.algorithm import Coded as Coded
 from fedjax_opt.core.algorithm import Context as Context
 from fedjax_opt.core.algorithm import Facts as Facts
 from fedjax_opt.core.algorithm import Kept as Kept

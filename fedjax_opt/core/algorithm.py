@@ -18,6 +18,7 @@ By convention a server state, a message and a local state each have a field `var
 `inner` whose value has one. Wrappers find the model by it (`get_variables`, `set_variables`).
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ class Context(NamedTuple):
       step: the number of local steps already taken.
       participation: C = |S| / N, the fraction of all clients that the cohort is.
       round: t, counted from 0.
+      key: this client's own in this round, for what an algorithm draws (a codec's rounding).
     """
 
     message: Any
@@ -51,6 +53,7 @@ class Context(NamedTuple):
     step: jax.Array
     participation: jax.Array
     round: jax.Array
+    key: Any = None
 
 
 class Facts(NamedTuple):
@@ -61,12 +64,14 @@ class Facts(NamedTuple):
       num_steps: the weighted mean of K over the cohort.
       participation: C = |S| / N, counting the clients that reported.
       round: t, counted from 0.
+      key: the server's own in this round.
     """
 
     report: Any
     num_steps: jax.Array
     participation: jax.Array
     round: jax.Array
+    key: Any = None
 
 
 class Uniform(NamedTuple):
@@ -80,6 +85,22 @@ class Kept(NamedTuple):
 
     shared: Any
     own: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Coded:
+    """A message or an upload that travels in another form than its arrays.
+
+    Attributes:
+      inner: its value, as the receiver reads it.
+      num_bytes: what travels, int32.
+      expected_bytes: what travels on average, where it is known before any value is; else None.
+    """
+
+    inner: Any
+    num_bytes: Any
+    expected_bytes: float | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 class ProbeData(NamedTuple):
@@ -211,7 +232,10 @@ def set_variables(state: Any, variables: Variables) -> Any:
         return state.with_variables(variables)
     if hasattr(state, "variables"):
         return state._replace(variables=variables)
-    return state._replace(inner=set_variables(state.inner, variables))
+    inner = set_variables(state.inner, variables)
+    if isinstance(state, Coded):
+        return dataclasses.replace(state, inner=inner)
+    return state._replace(inner=inner)
 
 
 def difference(new: Variables, old: Variables) -> Variables:

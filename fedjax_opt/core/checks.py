@@ -54,11 +54,12 @@ def number(
     return float(value) if isinstance(value, int) else value
 
 
-def integer(name: str, value: Any, *, low: int) -> int:
-    """Returns `value` as an int after checking that it is a whole number of at least `low`."""
+def integer(name: str, value: Any, *, low: int, high: int | None = None) -> int:
+    """Returns `value` as an int after checking that it is a whole number within the limits."""
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole or value < low:
-        raise ValueError(f"{name} must be a whole number of at least {low}, got {value!r}.")
+    if not whole or value < low or (high is not None and value > high):
+        limits = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise ValueError(f"{name} must be a whole number {limits}, got {value!r}.")
     return int(value)
 
 

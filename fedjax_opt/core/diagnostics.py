@@ -6,11 +6,14 @@
                         the same minibatch: what local steps change in the mean gradient
     momentum_deviation  ||m / ||m|| - f' / ||f'|| ||, with m what the server believes the gradient to be
                         and f' the gradient of all clients on all of their data, at the global model
+    upload_bytes        what a client of the cohort sends on average, report included: what a codec makes
+                        of it, or the arrays themselves
 
 The first two cost a pass over the model per client, the third one or two gradients per local step, the
-last a pass over all data per round. Momentum has a unit of its own in every algorithm (a gradient, a
-sum of them, a displacement), so its direction is compared: 0 is the gradient's, sqrt(2) is at a right
-angle to it, 2 is the opposite. It is NaN while there is no momentum yet.
+fourth a pass over all data per round, the last nothing that a codec does not do anyway. Momentum has a
+unit of its own in every algorithm (a gradient, a sum of them, a displacement), so its direction is
+compared: 0 is the gradient's, sqrt(2) is at a right angle to it, 2 is the opposite. It is NaN while
+there is no momentum yet.
 
 References:
   Mills et al. Accelerating federated learning with a global biased optimiser. 2022. Figure 1 and
@@ -28,7 +31,15 @@ import jax.numpy as jnp
 from fedjax_opt.core import trees
 from fedjax_opt.core.algorithm import Uniform
 
-NAMES = ("client_distance", "client_update_norm", "perturbation_norm", "momentum_deviation")
+NAMES = (
+    "client_distance",
+    "client_update_norm",
+    "perturbation_norm",
+    "momentum_deviation",
+    "upload_bytes",
+)
+# Those that need no more than the round's own minibatches.
+OF_A_ROUND = tuple(name for name in NAMES if name != "momentum_deviation")
 
 
 def check(names: Sequence[str], allowed: tuple[str, ...] = NAMES) -> tuple[str, ...]:
@@ -63,7 +74,7 @@ def of_client(names: tuple[str, ...], start: Any, end: Any, perturbation: Any) -
 
 def of_round(averaged: Any, kept: Any, present: jax.Array) -> dict[str, jax.Array]:
     """The diagnostics of a round, by name."""
-    found = {name: jnp.where(present, value, 0) for name, value in kept.items()}
+    found = {name: _where(present, value) for name, value in kept.items()}
     if "away" in averaged:
         mean, mean_square = averaged["away"]
         # The mean over pairs of ||u_i - u_j||^2 / 2, which is 1 - cos, from two sums over clients.
@@ -72,7 +83,16 @@ def of_round(averaged: Any, kept: Any, present: jax.Array) -> dict[str, jax.Arra
         found["client_distance"] = spread * count / jnp.maximum(count - 1, 1)
     if "perturbation" in averaged:
         found["perturbation_norm"] = jnp.sqrt(trees.squared_norm(averaged["perturbation"]))
+    if "upload_bytes" in averaged:
+        found["upload_bytes"] = averaged["upload_bytes"]
     return found
+
+
+def _where(present: jax.Array, values: jax.Array) -> jax.Array:
+    """What clients noted: a number, 0 for whoever was absent; or a curve, then NaN."""
+    if values.ndim == 1:
+        return jnp.where(present, values, 0)
+    return jnp.where(present[:, None], values, jnp.nan)
 
 
 def momentum_deviation(server: Any, gradient: Any) -> jax.Array:

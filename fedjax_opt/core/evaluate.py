@@ -51,7 +51,7 @@ def evaluate(
 def _evaluate(variables, examples, model, batch_size):
     total = jax.tree.leaves(examples)[0].shape[0]
     full = total % batch_size == 0
-    return _mean_over_rows(model, variables, examples, 0, total, batch_size, full)
+    return mean_over_rows(model, variables, examples, 0, total, batch_size, full)
 
 
 def personal_variables(algorithm: Algorithm, state: FederatedState) -> Partial:
@@ -127,13 +127,21 @@ def _evaluate_clients(variables_of, data, model, batch_size):
     def one_client(feed):
         client, offset, size = feed
         own = variables_of(client)
-        return _mean_over_rows(model, own, data.examples, offset, size, batch_size, False)
+        return mean_over_rows(model, own, data.examples, offset, size, batch_size, False)
 
     ids = jnp.arange(data.sizes.shape[0], dtype=jnp.int32)
     return jax.lax.map(one_client, (ids, jnp.asarray(data.offsets), jnp.asarray(data.sizes)))
 
 
-def _mean_over_rows(model, variables, examples, offset, size, batch_size, full):
+def mean_over_rows(
+    model: Model,
+    variables: Variables,
+    examples: Any,
+    offset: Any,
+    size: Any,
+    batch_size: int = 64,
+    full: bool = False,
+) -> dict[str, jax.Array]:
     """The mean over rows offset .. offset + size - 1, in pieces; the last may be partly filled."""
 
     def piece(index):

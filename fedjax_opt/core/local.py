@@ -6,9 +6,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_opt.core import diagnostics, trees
-from fedjax_opt.core.algorithm import Algorithm, Context, get_variables
+from fedjax_opt.core import diagnostics, messages, trees
+from fedjax_opt.core.algorithm import Algorithm, Context, Uniform, get_variables
 from fedjax_opt.core.model import Model, Objective
+
+# Steps and probes have streams of their own below this one; see batching.py and feeding.py.
+_OWN = 2**31 - 5
 
 # feed, key, step -> (batch, mask): how one client's k-th minibatch comes about.
 Draw = Callable[[Any, jax.Array, jax.Array], tuple[Any, jax.Array | None]]
@@ -32,6 +35,7 @@ def work(
     context: Context,
     num_steps: jax.Array | int,
     watch: tuple[str, ...] = (),
+    observe: Callable[[Any], dict[str, jax.Array]] | None = None,
 ) -> tuple[Any, Any, Tally, Any]:
     """Trains one client.
 
@@ -45,11 +49,16 @@ def work(
       num_steps: how often the loop runs. A Python int is known beforehand and makes the loop
         differentiable in reverse mode; an array may be 0, for a client that does not take part.
       watch: names of diagnostics.
+      observe: variables -> what is noted of the client's model: at its start and after each step, or at
+        its start and its end where the number of steps is an array.
 
     Returns:
       The upload, the client's new persistent state, the tally, and what the diagnostics need.
     """
+    context = context._replace(key=jax.random.fold_in(key, _OWN))
     local = algorithm.start(context.message, context.client)
+    record = _Record(observe, num_steps)
+    seen = record.begun(local)
     start: Any = get_variables(local) if watch else None
     perturbed = "perturbation_norm" in watch
 
@@ -71,7 +80,7 @@ def work(
     )
 
     def body(carry, k):
-        local, tally, perturbation = carry
+        local, tally, perturbation, seen = carry
         local, evaluation, change = one_step(local, k)
         share = trees.reciprocal(context.num_steps)
         perturbation = trees.add_scaled(perturbation, share, change)
@@ -82,16 +91,51 @@ def work(
             metric_sums=trees.add(tally.metric_sums, evaluation.metrics),
             bad_step=jnp.where(bad, k, tally.bad_step),
         )
-        return local, tally, perturbation
+        return local, tally, perturbation, record.stepped(seen, local, k)
 
     no_change = trees.zeros_like(start.params) if perturbed else ()
-    local, tally, perturbation = counted_loop(num_steps, body, (local, nothing, no_change))
+    carry = (local, nothing, no_change, seen)
+    local, tally, perturbation, seen = counted_loop(num_steps, body, carry)
     upload, client = algorithm.finish(local, context)
-    noted = ({}, {})
+    averaged, kept = {}, record.ended(seen, local)
     if watch:
         end = get_variables(local).params
-        noted = diagnostics.of_client(watch, start.params, end, perturbation)
-    return upload, client, tally, noted
+        averaged, also = diagnostics.of_client(watch, start.params, end, perturbation)
+        kept |= also
+    if "upload_bytes" in watch:
+        sent = messages.num_bytes(upload) + messages.num_bytes(context.report)
+        averaged["upload_bytes"] = Uniform(jnp.asarray(sent, jnp.result_type(float)))
+    return upload, client, tally, (averaged, kept)
+
+
+class _Record(NamedTuple):
+    """What is seen of a client's model: after every step of a known number, else at both ends."""
+
+    observe: Callable[[Any], dict[str, jax.Array]] | None
+    num_steps: Any
+
+    @property
+    def length(self) -> int:
+        return self.num_steps + 1 if isinstance(self.num_steps, int) else 2
+
+    def begun(self, local: Any) -> dict[str, jax.Array]:
+        return {
+            name: jnp.full(self.length, jnp.nan, value.dtype).at[0].set(value)
+            for name, value in self._look(local).items()
+        }
+
+    def stepped(self, seen: dict[str, jax.Array], local: Any, k: jax.Array) -> Any:
+        return self._write(seen, local, k + 1) if isinstance(self.num_steps, int) else seen
+
+    def ended(self, seen: dict[str, jax.Array], local: Any) -> dict[str, jax.Array]:
+        return seen if isinstance(self.num_steps, int) else self._write(seen, local, 1)
+
+    def _write(self, seen, local, place):
+        found = self._look(local)
+        return {name: values.at[place].set(found[name]) for name, values in seen.items()}
+
+    def _look(self, local):
+        return {} if self.observe is None else self.observe(get_variables(local))
 
 
 def counted_loop(count: jax.Array | int, body: Callable[[Any, jax.Array], Any], carry: Any) -> Any:

@@ -75,7 +75,7 @@ def make_round(
       1.0
     """
     strategy = strategies.resolve(strategy)
-    watch = watching.check(diagnostics, allowed=watching.NAMES[:3])
+    watch = watching.check(diagnostics, allowed=watching.OF_A_ROUND)
     settled: dict[Any, Strategy] = {}
 
     def round_fn(

@@ -40,6 +40,7 @@ class Traced(NamedTuple):
     local_steps: Any
     learning_rate: Any
     validation: Any
+    client_test: Any
     data: Any
 
     @property
@@ -58,6 +59,7 @@ class Validation(NamedTuple):
 def prepare(
     algorithm, model, data, state, *, cohort_size, sampler, batch_size, local_steps, local_epochs,
     learning_rate, validation, validate_every, batching, weighting, strategy, diagnostics,
+    client_test=None,
 ) -> tuple[Traced, Fixed, FederatedState]:  # fmt: skip
     """Checks the arguments of a run, and parts what is traced from what is compiled in.
 
@@ -101,6 +103,7 @@ def prepare(
         local_steps=() if static else steps,
         learning_rate=controller.check_learning_rate(algorithm, learning_rate),
         validation=_check_validation(validation, validate_every),
+        client_test=_check_client_test(client_test, num_clients),
         data=data,
     )
     return traced, fixed, controller.started(traced.settings, state)
@@ -111,6 +114,17 @@ def _check_population(state, num_clients):
         raise ValueError(
             f"state was made for {int(state.num_clients)} clients, but data holds {num_clients}."
         )
+
+
+def _check_client_test(client_test, num_clients):
+    if client_test is None:
+        return None
+    if getattr(client_test, "sizes", None) is None or client_test.sizes.shape != (num_clients,):
+        raise ValueError(
+            f"client_test must be a ClientData of the same {num_clients} clients, got"
+            f" {getattr(client_test, 'sizes', np.zeros(0)).shape[0]} clients."
+        )
+    return client_test
 
 
 def _check_sampler(cohort_size, sampler, num_clients) -> Sampler:

@@ -15,10 +15,14 @@ from fedjax_opt.core.algorithm import (
     Kept,
     get_variables,
 )
+from fedjax_opt.core.evaluate import mean_over_rows
 from fedjax_opt.core.feeding import Feeding, probe_data
 from fedjax_opt.core.model import Model
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.core.strategies import Strategy
+
+# Client ids are below it, so this one never names a client's stream of random numbers.
+_SERVER = 2**31 - 2
 
 
 class Info(NamedTuple):
@@ -58,6 +62,7 @@ class _Client(NamedTuple):
     num_steps: jax.Array
     weight: jax.Array
     own_report: Any
+    test_rows: Any
 
 
 def federated_round(
@@ -71,6 +76,7 @@ def federated_round(
     num_steps: jax.Array,
     static_steps: int | None,
     watch: tuple[str, ...] = (),
+    client_test: Any = None,
 ) -> tuple[FederatedState, Info]:
     """One round, to be called inside a compiled program; see `make_round` for the arguments.
 
@@ -88,7 +94,11 @@ def federated_round(
     participation = count.astype(dtype) / state.num_clients.astype(dtype)
     message = algorithm.broadcast(state.server)
     round_key = jax.random.fold_in(state.key, state.round)
-    clients = _Client(cohort, feeding.feed, num_steps, weights, ())
+    test_rows, test_examples = (), ()
+    if client_test is not None:
+        test_rows = jnp.asarray(client_test.offsets)[cohort], jnp.asarray(client_test.sizes)[cohort]
+        test_examples = client_test.examples
+    clients = _Client(cohort, feeding.feed, num_steps, weights, (), test_rows)
     shared = (
         algorithm,
         message,
@@ -97,6 +107,7 @@ def federated_round(
         state.clients,
         participation,
         state.round,
+        test_examples,
     )
 
     def client_key(round_key, client):
@@ -118,7 +129,7 @@ def federated_round(
 
     def train(shared_and_report, client):
         shared, report = shared_and_report
-        algorithm, message, round_key, examples, states, participation, round_number = shared
+        algorithm, message, round_key, examples, states, participation, round_number, test = shared
         context = Context(
             message=message,
             client=_state_of(client, states),
@@ -139,6 +150,7 @@ def federated_round(
             context,
             client.num_steps if static_steps is None else static_steps,
             watch,
+            partial(_own_metrics, model, test, client.test_rows) if client.test_rows else None,
         )
         contribution = upload
         if algorithm.receive is not None:
@@ -161,7 +173,8 @@ def federated_round(
     new_states, client_loss, bad_step, kept = own
     means = aggregate.finish_mean(means, count)
     mean = _mean(algorithm, summed, contributions, weights, present)
-    facts = Facts(report, means["num_steps"], participation, state.round)
+    server_key = jax.random.fold_in(round_key, _SERVER)
+    facts = Facts(report, means["num_steps"], participation, state.round, server_key)
     server = algorithm.server_step(state.server, mean, facts)
     losses_finite = jnp.all(jnp.isfinite(jnp.where(present, client_loss, 0)))
     finite = losses_finite & trees.all_finite(server)
@@ -200,7 +213,7 @@ def full_gradient(
     """The mean, by the weights, of the gradients of all clients on all of their data."""
     ones = jnp.ones(weights.shape, jnp.int32)
     ids = jnp.arange(weights.shape[0], dtype=jnp.int32)
-    clients = _Client(ids, feeding.feed, ones, weights / jnp.sum(weights), ())
+    clients = _Client(ids, feeding.feed, ones, weights / jnp.sum(weights), (), ())
 
     def probe(shared, client):
         variables, examples, key = shared
@@ -219,6 +232,12 @@ def _state_of(client: _Client, states: Any) -> Any:
     return jax.tree.map(
         lambda x: jax.lax.dynamic_index_in_dim(x, client.id, keepdims=False), states
     )
+
+
+def _own_metrics(model: Model, examples: Any, rows: Any, variables: Any) -> dict[str, jax.Array]:
+    """A model's metrics on a client's own test examples, by the names that the history gives them."""
+    found = mean_over_rows(model, variables, examples, *rows)
+    return {f"user_{name}": value for name, value in found.items()}
 
 
 def _say(client: _Client) -> tuple[jax.Array, jax.Array]:

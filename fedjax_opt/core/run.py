@@ -54,6 +54,7 @@ def run_rounds(
     weighting: str = "samples",
     strategy: str | Strategy = "auto",
     diagnostics: Sequence[str] = (),
+    client_test: Any = None,
 ) -> Run:
     """Runs federated rounds as one compiled `lax.scan`.
 
@@ -86,7 +87,13 @@ def run_rounds(
       weighting: aggregate by 'samples' (n_i) or 'uniform'.
       strategy: how the client axis is executed; see `Strategy`.
       diagnostics: what to measure of the clients' drift: any of 'client_distance',
-        'client_update_norm', 'perturbation_norm' and 'momentum_deviation'; see `Info.diagnostics`.
+        'client_update_norm', 'perturbation_norm' and 'momentum_deviation', and of what is sent:
+        'upload_bytes'; see `Info.diagnostics`.
+      client_test: a `ClientData` of the same clients. The model of each client of the cohort is
+        evaluated on the client's own examples there: as it is received, and after each local step (the
+        last of them before it is sent) if K is compiled in, else at both ends. In
+        `history.diagnostics` as `user_<name>`, `[rounds, S, K + 1]` or `[rounds, S, 2]`; NaN for a
+        client without examples.
 
     Returns:
       A `Run`: the state, and the history of the rounds.
@@ -113,6 +120,7 @@ def run_rounds(
         batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs,
         learning_rate=learning_rate, validation=validation, validate_every=validate_every,
         batching=batching, weighting=weighting, strategy=strategy, diagnostics=diagnostics,
+        client_test=client_test,
     )  # fmt: skip
     fixed = settle_strategy(traced, fixed, state)
     return _scan_rounds(traced, state, fixed, rounds)
@@ -153,6 +161,7 @@ def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[Fede
         jnp.where(present, steps, 0),
         fixed.static_steps,
         fixed.diagnostics,
+        traced.client_test,
     )
     seen = dict(info.diagnostics)
     if "momentum_deviation" in fixed.diagnostics:

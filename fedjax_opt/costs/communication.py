@@ -18,6 +18,7 @@ from fedjax_opt.core import (
     trees,
 )
 from fedjax_opt.core.aggregate import streams
+from fedjax_opt.core.messages import any_gradient, array_bytes, expected_bytes
 
 
 class Cost(NamedTuple):
@@ -25,7 +26,8 @@ class Cost(NamedTuple):
 
     Attributes:
       bytes_down: what a client downloads: the message, and the cohort's report if its work reads it.
-      bytes_up: what a client uploads: its report if there is a probe, and its upload.
+      bytes_up: what a client uploads: its report if there is a probe, and its upload. What a codec makes
+        of either is counted as it is on average over positions.
       client_memory: what a client holds while it takes a local step: its local state, its own report
         until it is sent, what the step reads of the message and of the cohort's report, and what its
         work reads of the client's own state. Gradients and activations are not in it, nor is what only
@@ -72,7 +74,7 @@ def of(algorithm: Algorithm, variables: Any, cohort_size: int = 1) -> Cost:
     message = jax.eval_shape(algorithm.broadcast, server)
     report = ()
     if algorithm.probe is not None:
-        any_data = ProbeData(_gradient, _gradient)
+        any_data = ProbeData(any_gradient, any_gradient)
         probe = algorithm.probe
         report = jax.eval_shape(lambda m, c: probe(m, c, any_data), message, client)
     own_report = report
@@ -80,19 +82,13 @@ def of(algorithm: Algorithm, variables: Any, cohort_size: int = 1) -> Cost:
     work = _client_work(algorithm, variables, message, client, report, own_report)
     uploads = 1 if streams(algorithm.aggregate) else cohort_size
     return Cost(
-        bytes_down=_size(message) + (_size(report) if work.reads_report else 0),
-        bytes_up=_size(report) + _size(work.upload),
-        client_memory=work.memory + _size(own_report),
-        client_state=_size(client),
-        server_memory=_size(server) + uploads * _size(work.contribution),
-        server_state=_size(server),
+        bytes_down=expected_bytes(message) + (array_bytes(report) if work.reads_report else 0),
+        bytes_up=array_bytes(report) + expected_bytes(work.upload),
+        client_memory=work.memory + array_bytes(own_report),
+        client_state=array_bytes(client),
+        server_memory=array_bytes(server) + uploads * array_bytes(work.contribution),
+        server_state=array_bytes(server),
     )
-
-
-def _gradient(variables, adjust=None):
-    """A value of a gradient's shape, whatever data and objective it is of."""
-    del adjust
-    return variables.params
 
 
 def _loss(variables, batch, key):
@@ -116,7 +112,8 @@ def _client_work(algorithm, variables, message, client, report, own_report):
     local = jax.eval_shape(algorithm.start, message, client)
 
     def context(message, client, report, own_report, steps, participation):
-        return Context(message, client, report, own_report, steps, steps, participation, steps)
+        key = jax.random.key(0)
+        return Context(message, client, report, own_report, steps, steps, participation, steps, key)
 
     def step(local, *known):
         return algorithm.step(local, objective, None, context(*known))
@@ -136,7 +133,7 @@ def _client_work(algorithm, variables, message, client, report, own_report):
         upload,
         contribution,
         bool(read[3] or read_at_end[3]),
-        _size(local) + read[1] + max(read[2], read_at_end[2]) + read[3],
+        array_bytes(local) + read[1] + max(read[2], read_at_end[2]) + read[3],
     )
 
 
@@ -146,7 +143,7 @@ def _inputs_read(closed, parts):
     read = []
     for part in parts:
         leaves = [(next(variables), leaf) for leaf in jax.tree.leaves(part)]
-        read.append(sum(_size(leaf) for variable, leaf in leaves if variable in needed))
+        read.append(sum(array_bytes(leaf) for variable, leaf in leaves if variable in needed))
     return read
 
 
@@ -157,7 +154,3 @@ def _needed(jaxpr):
         if needed & set(equation.outvars):
             needed |= {v for v in equation.invars if not isinstance(v, Literal)}
     return needed
-
-
-def _size(tree):
-    return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))

@@ -164,8 +164,8 @@ def client_flops(
     report = _averaged(own_report.shared if isinstance(own_report, Kept) else own_report)
     whole: Any = jax.ShapeDtypeStruct((), jnp.int32)
     fraction: Any = jax.ShapeDtypeStruct((), jnp.result_type(float))
-    context = Context(message, client, report, own_report, whole, whole, fraction, whole)
-    facts = Facts(report, fraction, fraction, whole)
+    context = Context(message, client, report, own_report, whole, whole, fraction, whole, key)
+    facts = Facts(report, fraction, fraction, whole, key)
     mean = _averaged(jax.eval_shape(contribute, local, context))
     return Flops(
         step=measured_flops(step, local, batch, key, context),

@@ -24,6 +24,7 @@ from jax.tree_util import Partial
 
 from fedjax_opt.core import (
     Algorithm,
+    Coded,
     Facts,
     Kept,
     Variables,
@@ -31,7 +32,7 @@ from fedjax_opt.core import (
     set_variables,
 )
 from fedjax_opt.core.aggregate import without_markers
-from fedjax_opt.wrappers.paths import matcher
+from fedjax_opt.core.paths import matcher
 
 
 class Server(NamedTuple):
@@ -210,6 +211,11 @@ def _step(algorithm, local, objective, batch, context):
 def _finish(algorithm, chosen, local, context):
     inside = _inside(context, local)
     upload, inner_client = algorithm.finish(local.inner, inside)
+    if isinstance(upload, Coded):
+        raise ValueError(
+            "private goes inside of compressed: what stays at home is not sent, so a codec must not see"
+            " it. Use compressed(private(algorithm, where), upload=codec)."
+        )
     contribution = upload
     if algorithm.receive is not None:
         contribution = algorithm.receive(upload, context.num_steps)
@@ -218,7 +224,7 @@ def _finish(algorithm, chosen, local, context):
     steps = context.num_steps.astype(jnp.result_type(float))
     own_report = inside.own_report
     own_report = own_report.shared if isinstance(own_report, Kept) else own_report
-    facts = Facts(own_report, steps, jnp.ones_like(steps), context.round)
+    facts = Facts(own_report, steps, jnp.ones_like(steps), context.round, context.key)
     stepped = algorithm.server_step(server, contribution, facts)
     _, patch = _split(stepped, variables, chosen)
     shared, _ = _split(upload, variables, chosen)

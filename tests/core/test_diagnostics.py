@@ -318,7 +318,7 @@ def test_one_name_may_stand_alone_and_order_does_not_matter():
 
 @pytest.mark.parametrize("name", ["drift", "", 3])
 def test_unknown_names_are_refused_with_those_that_exist(name):
-    message = rf"diagnostics must be among client_distance, .*, momentum_deviation; got {name!r}"
+    message = rf"diagnostics must be among client_distance, .*, upload_bytes; got {name!r}"
     with pytest.raises(ValueError, match=message):
         fo.make_round(FEDAVG, problems.MODEL, "scan", [name])
     with pytest.raises(ValueError, match=message):

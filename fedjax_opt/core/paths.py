@@ -16,7 +16,7 @@ def matcher(where: str | Sequence[str] | Callable[[str, Any], bool]) -> Callable
       (path, leaf) -> bool.
 
     Example:
-      >>> from fedjax_opt.wrappers.paths import matcher
+      >>> from fedjax_opt.core.paths import matcher
       >>> chosen = matcher("params/**/{scale,bias}")
       >>> chosen("params/block_1/norm/scale", None), chosen("params/block_1/kernel", None)
       (True, False)

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 import fedjax_opt as fo
-from fedjax_opt.wrappers.paths import matcher
+from fedjax_opt.core.paths import matcher
 
 MATCHES = [
     ("params/w", "params/w"),
