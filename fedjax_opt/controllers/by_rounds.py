@@ -11,6 +11,7 @@ Mills, Hu and Min, Faster federated learning with decaying number of local SGD s
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax.tree_util import Partial
 
 from fedjax_opt.core import Controller, checks
@@ -86,7 +87,7 @@ def check_steps(initial_steps: Any) -> Any:
         return initial_steps
     if jnp.shape(initial_steps) != ():
         raise ValueError(f"initial_steps must be one number, got {initial_steps!r}.")
-    if jnp.asarray(initial_steps) % 1 != 0:
+    if np.asarray(initial_steps) % 1 != 0:
         raise ValueError(f"initial_steps must be a whole number, got {initial_steps!r}.")
     return checks.number("initial_steps", initial_steps, low=1.0, open_high=True)
 
