@@ -41,6 +41,60 @@ def iid(labels_or_n: Any, num_clients: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).permutation(np.arange(n, dtype=np.int32) % num_clients)
 
 
+def label_shards(
+    labels: Any, num_clients: int, shards_per_client: int = 2, seed: int = 0
+) -> np.ndarray:
+    r"""Sorts by label, cuts into shards of equal size, and deals each client a few of them.
+
+    The examples are ordered by label, in the order of the data within a label, and cut into
+    `num_clients * shards_per_client` contiguous shards whose sizes differ by at most one. The shards
+    are dealt at random. A client thus sees few classes: each shard holds one, or a few where it lies
+    across the border of classes.
+
+    The deal depends on the seed and the two numbers alone. The same ones with the labels of a test set
+    give client `k` the test shards of the same numbers, and so its own training classes, as far as both
+    sets hold the classes in the same proportions.
+
+    Args:
+      labels: Class of each example, `[n]`, integers or strings.
+      num_clients: Number of clients.
+      shards_per_client: Shards that each client gets; there may be at most `n` in all.
+      seed: Seed of the deal.
+
+    Returns:
+      Client ids, int32 `[n]`, each in `[0, num_clients)`.
+
+    Example:
+      >>> labels = np.tile([0, 1, 2], 40)
+      >>> ids = label_shards(labels, num_clients=6, shards_per_client=1)
+      >>> [len(set(labels[ids == client])) for client in range(6)]
+      [1, 1, 1, 1, 1, 1]
+      >>> np.bincount(ids)
+      array([20, 20, 20, 20, 20, 20])
+
+    Reference:
+      H. B. McMahan, E. Moore, D. Ramage, S. Hampson and B. Agüera y Arcas.
+      Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017.
+    """
+    labels = _labels("labels", labels)
+    checks.integer("seed", seed, low=0)
+    checks.integer("num_clients", num_clients, low=1)
+    checks.integer("shards_per_client", shards_per_client, low=1)
+    n, num_shards = len(labels), num_clients * shards_per_client
+    if num_shards > n:
+        raise ValueError(
+            f"num_clients * shards_per_client must be at most {n}, the number of examples, got"
+            f" {num_clients} * {shards_per_client} = {num_shards}."
+        )
+    # Each client's shards, drawn before the labels are looked at: a test set gets the same deal.
+    dealt = np.random.default_rng(seed).permutation(num_shards) // shards_per_client
+    sizes = np.full(num_shards, n // num_shards)
+    sizes[: n % num_shards] += 1
+    ids = np.empty(n, np.int32)
+    ids[np.argsort(labels, kind="stable")] = np.repeat(dealt, sizes)
+    return ids
+
+
 def dirichlet(
     labels: Any, num_clients: int, alpha: float, *, seed: int = 0, min_size: int = 1
 ) -> np.ndarray:

@@ -101,6 +101,81 @@ def test_dirichlet_takes_strings_and_seeds_matter():
     assert (first != second).any()
 
 
+@st.composite
+def shard_splits(draw):
+    """Labels, and numbers of clients and of shards per client that fit them."""
+    labels = np.asarray(draw(st.lists(st.integers(-3, 6), min_size=1, max_size=120)))
+    num_clients = draw(st.integers(1, len(labels)))
+    return labels, num_clients, draw(st.integers(1, len(labels) // num_clients))
+
+
+@settings(deadline=None)
+@given(shard_splits(), st.integers(0, 2**40))
+def test_label_shards_deals_whole_shards_of_the_sorted_data(split, seed):
+    labels, num_clients, per_client = split
+    before = labels.copy()
+    ids = partition.label_shards(labels, num_clients, per_client, seed)
+    assert ids.dtype == np.int32 and ids.shape == labels.shape
+    np.testing.assert_array_equal(labels, before)
+    np.testing.assert_array_equal(
+        ids, partition.label_shards(labels, num_clients, per_client, seed)
+    )
+    # Sorted by (label, place in the data), which no other order of the data can hide.
+    in_order = sorted(range(len(labels)), key=lambda i: (labels[i], i))
+    shards = np.array_split(ids[in_order], num_clients * per_client)
+    owners = [set(shard.tolist()) for shard in shards]
+    assert all(len(owner) == 1 for owner in owners)
+    dealt = np.bincount([owner.pop() for owner in owners], minlength=num_clients)
+    np.testing.assert_array_equal(dealt, per_client)
+    sizes = np.bincount(ids, minlength=num_clients)
+    assert sizes.min() >= per_client and sizes.max() - sizes.min() <= per_client
+    # Each border between classes cuts at most one shard.
+    classes = (histograms(labels, ids, num_clients) > 0).sum()
+    assert classes <= num_clients * per_client + len(set(labels.tolist())) - 1
+
+
+@given(shard_splits(), st.integers(1, 4), st.integers(0, 2**40))
+def test_label_shards_gives_a_test_set_the_same_deal(split, times, seed):
+    labels, num_clients, per_client = split
+    larger = np.repeat(labels, times)
+    ids = partition.label_shards(labels, num_clients, per_client, seed)
+    test_ids = partition.label_shards(larger, num_clients, per_client, seed)
+    shards = num_clients * per_client
+    for mine, theirs in zip(
+        np.array_split(ids[np.argsort(labels, kind="stable")], shards),
+        np.array_split(test_ids[np.argsort(larger, kind="stable")], shards),
+        strict=True,
+    ):
+        assert set(mine.tolist()) == set(theirs.tolist())
+
+
+def test_label_shards_depends_on_the_seed_and_gives_few_classes():
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
+    first, second = (partition.label_shards(labels, 50, seed=seed) for seed in (0, 1))
+    assert (first != second).any()
+    classes = (histograms(labels, first, 50) > 0).sum(1)
+    assert classes.max() == 2  # a class is 10 shards, so no shard holds two of them
+    # Two of a client's shards are of one class with probability 9 / 99.
+    assert 0 < (classes == 1).sum() < 15
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_clients": 4}, r"num_clients \* shards_per_client must be at most 6, .* 4 \* 2 = 8"),
+        ({"num_clients": 0}, "num_clients must be a whole number of at least 1, got 0"),
+        ({"shards_per_client": 0}, "shards_per_client must be .* at least 1, got 0"),
+        ({"shards_per_client": 1.5}, r"shards_per_client must be .* got 1\.5"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
+        ({"labels": [[0, 1]]}, r"labels must be a vector .* got shape \[1, 2\]"),
+    ],
+)
+def test_label_shards_refuses(change, message):
+    arguments = {"labels": [0, 0, 1, 1, 2, 2], "num_clients": 3} | change
+    with pytest.raises(ValueError, match=message):
+        partition.label_shards(**arguments)
+
+
 @settings(deadline=None)
 @given(st.integers(1, 200), st.data(), st.integers(0, 2**40))
 def test_iid_is_balanced_and_deterministic(n, data, seed):
