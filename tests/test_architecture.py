@@ -11,8 +11,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ALLOWED = {
     "core": {"core"},
     "optimizers": {"core", "optimizers"},
-    "algorithms": {"core", "optimizers", "algorithms", "wrappers"},
-    "wrappers": {"core", "optimizers", "algorithms", "wrappers"},
+    "compression": {"core", "compression"},
+    "algorithms": {"core", "optimizers", "compression", "algorithms", "wrappers"},
+    "wrappers": {"core", "optimizers", "compression", "algorithms", "wrappers"},
     "data": {"core", "data"},
     "models": {"core", "models"},
     "metrics": {"core", "metrics"},

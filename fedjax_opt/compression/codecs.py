@@ -1,0 +1,252 @@
+"""The codecs: what a message may be put through, one by one or in a chain.
+
+    top_k         the (1 - s) n entries of largest magnitude, per tensor or of all tensors together
+    random_k      (1 - s) n entries at random, the same at both ends from one seed
+    uniform       codes of any width, evenly spaced between the extremes of each sign
+    exponential   codes of any width for numbers of very different magnitudes
+    sign          one bit
+    ternary       -1, 0 or 1
+    chain         sparsifiers, then a quantiser
+    excluding     a codec that leaves some tensors as they are
+    ce_fedavg     top_k, uniform for the model's change and exponential for Adam's moments
+
+Each is a `Codec`, a value that can be jitted over, vmapped over its sparsity, and encoded to bytes.
+
+References:
+  Mills, Hu, Min. Communication-efficient federated learning for wireless edge intelligence in IoT. IEEE
+  Internet of Things Journal, 2020.
+  Konecny et al. Federated learning: strategies for improving communication efficiency. 2016 (random
+  masks from a seed).
+  Sattler, Wiedemann, Mueller, Samek. Robust and communication-efficient federated learning from
+  non-i.i.d. data. IEEE TNNLS 2020 (`chain(top_k(s), sign())` is its sparse ternary compression).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.tree_util import Partial
+
+from fedjax_opt.compression import quantisers, sparsifiers
+from fedjax_opt.compression.codec import Codec
+from fedjax_opt.core import checks
+from fedjax_opt.core.algorithm import StaticInt
+from fedjax_opt.core.paths import matcher
+
+SCOPES = ("tensor", "global")
+
+
+def top_k(sparsity: Any, scope: str = "tensor") -> Codec:
+    """Keeps the `ceil((1 - s) n)` entries of largest magnitude, and sends where they are.
+
+    Args:
+      sparsity: s in [0, 1), the share that is left out; may be traced.
+      scope: 'tensor', each tensor on its own; or 'global', all tensors of the model together.
+
+    Returns:
+      A `Codec`. Of entries that are equal the first are kept; at least one entry is.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_opt import compression
+      >>> change = {"w": jnp.array([1.0, -4.0, 2.0, 3.0])}
+      >>> compression.lossy(compression.top_k(0.75), change)["w"].tolist()
+      [0.0, -4.0, 0.0, 0.0]
+    """
+    checks.choice("scope", scope, SCOPES)
+    return Codec((sparsifiers.by_magnitude(_sparsity(sparsity), scope == "global"),))
+
+
+def random_k(sparsity: Any, rescale: bool = False) -> Codec:
+    """Keeps `ceil((1 - s) n)` entries of each tensor at random; a seed is sent in place of positions.
+
+    Args:
+      sparsity: s in [0, 1); may be traced.
+      rescale: whether kept entries are multiplied by n / k, so that the expected value of the message is
+        the message.
+
+    Returns:
+      A `Codec` that draws random numbers.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from fedjax_opt import compression
+      >>> seen = compression.lossy(compression.random_k(0.9), {"w": jnp.ones(100)}, jax.random.key(0))
+      >>> float(seen["w"].sum())
+      10.0
+    """
+    return Codec((sparsifiers.at_random(_sparsity(sparsity), bool(rescale)),))
+
+
+def uniform(bits: int = 8, stochastic: bool = False) -> Codec:
+    """Evenly spaced codes between the extremes of each sign, which are sent as four numbers.
+
+    Args:
+      bits: the width of a code, 2 to 16.
+      stochastic: round at random, such that the expected value of an entry is the entry.
+
+    Returns:
+      A `Codec`. Rounded to the nearest, an entry is off by at most `r / (2^bits - 2)` with r the range
+      of its sign's entries. 0 stays 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_opt import compression
+      >>> change = {"w": jnp.array([-3.0, -1.5, 0.0, 4.0, 5.0])}
+      >>> compression.lossy(compression.uniform(2), change)["w"].tolist()
+      [-3.0, -1.5, 0.0, 5.0, 5.0]
+    """
+    bits = checks.integer("bits", bits, low=2, high=16)
+    return Codec(quantiser=quantisers.uniform_quantiser(bits, bool(stochastic)))
+
+
+def exponential(bits: int = 8, stochastic: bool = False) -> Codec:
+    """Codes whose logarithms are evenly spaced, for numbers of very different magnitudes.
+
+    Args:
+      bits: the width of a code, 3 to 16.
+      stochastic: round at random, such that the expected value of an entry is the entry.
+
+    Returns:
+      A `Codec`. With M and m the largest and the smallest magnitude but 0, an entry is off by a factor
+      of at most `(M / m)^(1 / (2^bits - 4))`. 0 stays 0, signs stay.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_opt import compression
+      >>> moments = {"v": jnp.array([1e-20, 3e-9, -2.0])}
+      >>> seen = compression.lossy(compression.exponential(8), moments)["v"]
+      >>> [f"{x:.1g}" for x in seen.tolist()]
+      ['1e-20', '3e-09', '-2']
+    """
+    bits = checks.integer("bits", bits, low=3, high=16)
+    return Codec(quantiser=quantisers.exponential_quantiser(bits, bool(stochastic)))
+
+
+def sign() -> Codec:
+    """One bit per entry: its sign, times the mean magnitude of the tensor's entries.
+
+    Returns:
+      A `Codec`; biased, so use it with error feedback.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_opt import compression
+      >>> compression.lossy(compression.sign(), {"w": jnp.array([1.0, -3.0])})["w"].tolist()
+      [2.0, -2.0]
+    """
+    return Codec(quantiser=quantisers.sign_quantiser())
+
+
+def ternary(stochastic: bool = True) -> Codec:
+    """-1, 0 or 1 for each entry, times the largest magnitude of the tensor; five entries in a byte.
+
+    Args:
+      stochastic: draw +-1 with probability |a| / max |a|, which is right on average (TernGrad);
+        otherwise round to the nearest.
+
+    Returns:
+      A `Codec`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_opt import compression
+      >>> compression.lossy(compression.ternary(False), {"w": jnp.array([1.0, -3.0, 2.0])})["w"].tolist()
+      [0.0, -3.0, 3.0]
+    """
+    return Codec(quantiser=quantisers.ternary_quantiser(bool(stochastic)))
+
+
+def chain(*codecs: Codec, companions: Codec | None = None) -> Codec:
+    """Sparsifiers one after the other, then a quantiser for what they keep.
+
+    Args:
+      *codecs: sparsifiers first, at most one quantiser, last.
+      companions: another quantiser for what travels beside the model's change (Adam's moments).
+
+    Returns:
+      A `Codec`.
+
+    Example:
+      >>> from fedjax_opt import compression
+      >>> codec = compression.chain(compression.top_k(0.9), compression.uniform(4, stochastic=True))
+    """
+    if not codecs:
+        raise ValueError("codecs must hold at least one codec, got none.")
+    for name, codec in [
+        *((f"codecs[{i}]", c) for i, c in enumerate(codecs)),
+        ("companions", companions),
+    ]:
+        if codec is not None and not isinstance(codec, Codec):
+            raise ValueError(f"{name} must be a Codec, got {codec!r}.")
+    for i, codec in enumerate(codecs[:-1]):
+        if codec.quantiser is not None:
+            raise ValueError(
+                f"codecs[{i}] is a quantiser, and codes cannot be put through another codec: a quantiser"
+                " must come last."
+            )
+    if companions is not None and (companions.quantiser is None or companions.sparsifiers):
+        raise ValueError(
+            "companions must be a quantiser alone: what travels beside the model's change travels at the"
+            f" same entries. Got {companions!r}."
+        )
+    last = codecs[-1]
+    return Codec(
+        sparsifiers=sum((codec.sparsifiers for codec in codecs), ()),
+        quantiser=last.quantiser,
+        companion=last.companion if companions is None else companions.quantiser,
+        excluded=last.excluded,
+        min_size=last.min_size,
+    )
+
+
+def excluding(
+    codec: Codec, where: str | Sequence[str] | Callable[[str, Any], bool] = (), min_size: int = 0
+) -> Codec:
+    """A codec that leaves some tensors as they are.
+
+    Args:
+      codec: a `Codec`.
+      where: which tensors, by path in the model: a pattern such as 'state/**' (batch statistics) or
+        '**/bias', several, or a function of (path, leaf); see `private`. None by default.
+      min_size: tensors with fewer entries are left, too: their headers would outweigh what is saved.
+
+    Returns:
+      A `Codec`.
+
+    Example:
+      >>> from fedjax_opt import compression
+      >>> codec = compression.excluding(compression.ce_fedavg(0.9), "state/**", min_size=1000)
+    """
+    if not isinstance(codec, Codec):
+        raise ValueError(f"codec must be a Codec, got {codec!r}.")
+    chosen = None if isinstance(where, Sequence) and not where else Partial(matcher(where))
+    return codec._replace(
+        excluded=chosen, min_size=StaticInt(checks.integer("min_size", min_size, low=0))
+    )
+
+
+def ce_fedavg(sparsity: Any = 0.9, bits: int = 8) -> Codec:
+    """The codec of CE-FedAvg: the largest changes, evenly quantised; moments there, by their exponents.
+
+    On a message without moments it is the codec of compressed FedAvg.
+
+    Args:
+      sparsity: s in [0, 1); may be traced.
+      bits: the width of the codes, 3 to 16.
+
+    Returns:
+      A `Codec`.
+
+    Example:
+      >>> from fedjax_opt import compression
+      >>> codec = compression.ce_fedavg(sparsity=0.95)
+
+    Reference:
+      Mills, Hu, Min. Communication-efficient federated learning for wireless edge intelligence in IoT.
+      2020.
+    """
+    return chain(top_k(sparsity), uniform(bits), companions=exponential(bits))
+
+
+def _sparsity(sparsity):
+    return checks.number("sparsity", sparsity, low=0.0, high=1.0, open_high=True)

@@ -1,0 +1,206 @@
+"""Quantisers: each kept entry as one of a few codes, with a header of a few numbers per tensor.
+
+    uniform      negatives to 0 .. h-1, the rest to h .. 2h-1, h = 2^(bits-1): evenly spaced between the
+                 extremes of each sign, which are the header; 0 is exact
+    exponential  magnitudes evenly spaced on a logarithmic scale from the largest M to the smallest m,
+                 (M, m) the header: code 0 is 0, 1 .. h-1 are -M b^0 .. -M b^-(h-2), h .. 2h-2 the same
+                 without the sign, b = (M / m)^(1 / (h-2))
+    sign         one bit, times the mean magnitude
+    ternary      -1, 0 or 1, times the largest magnitude
+
+With `stochastic` rounding the expected value of an entry is the entry. Without it an entry goes to the
+nearest code: half a step off at most in uniform (a step is 1 / (h-1) of its sign's range), a factor of
+b^(1/2) at most in exponential.
+
+References:
+  Mills, Hu, Min. Communication-efficient federated learning for wireless edge intelligence in IoT. IEEE
+  Internet of Things Journal, 2020 (uniform and exponential; as printed, magnitudes above 1 and -1 itself
+  are lost, and zeros become the most negative entry: see docs/errata.md).
+  Karimireddy, Rebjock, Stich, Jaggi. Error feedback fixes SignSGD and other gradient compression
+  schemes. ICML 2019 (the scaled sign).
+  Wen et al. TernGrad: ternary gradients to reduce communication in distributed deep learning. 2017.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import Partial
+
+from fedjax_opt.core.algorithm import StaticInt
+
+
+class Quantiser(NamedTuple):
+    """How the kept entries of a tensor become codes.
+
+    Attributes:
+      quantise: (values `[n]`, kept `[n]` or None for all, key) -> (codes `[n]`, header `[h]`). Codes are
+        whole numbers in floating point, what is not kept may be any code. The header is NaN if a kept
+        entry is not finite.
+      restore: (codes, header) -> values; codes in floating point, too.
+      radix: the number of codes, a power of 2; or 3, of which five fit into a byte.
+      random: 1 where `quantise` needs a key.
+    """
+
+    quantise: Any
+    restore: Any
+    radix: StaticInt
+    random: StaticInt
+
+
+def uniform_quantiser(bits: int, stochastic: bool) -> Quantiser:
+    """Evenly spaced codes between the extremes of each sign."""
+    half = StaticInt(2 ** (bits - 1))
+    return Quantiser(
+        Partial(_uniform, half, StaticInt(stochastic)),
+        Partial(_uniform_restored, half),
+        StaticInt(2 * half),
+        StaticInt(stochastic),
+    )
+
+
+def exponential_quantiser(bits: int, stochastic: bool) -> Quantiser:
+    """Evenly spaced logarithms of the magnitudes."""
+    half = StaticInt(2 ** (bits - 1))
+    return Quantiser(
+        Partial(_exponential, half, StaticInt(stochastic)),
+        Partial(_exponential_restored, half),
+        StaticInt(2 * half),
+        StaticInt(stochastic),
+    )
+
+
+def sign_quantiser() -> Quantiser:
+    """The sign, and the mean magnitude."""
+    return Quantiser(Partial(_sign), Partial(_sign_restored), StaticInt(2), StaticInt(0))
+
+
+def ternary_quantiser(stochastic: bool) -> Quantiser:
+    """-1, 0 or 1, and the largest magnitude."""
+    return Quantiser(
+        Partial(_ternary, StaticInt(stochastic)),
+        Partial(_ternary_restored),
+        StaticInt(3),
+        StaticInt(stochastic),
+    )
+
+
+def code_dtype(radix: int) -> Any:
+    """The smallest integers that hold all codes."""
+    return jnp.uint8 if radix <= 2**8 else jnp.uint16
+
+
+def _uniform(half, stochastic, values, kept, key):
+    half, steps = int(half), int(half) - 1
+    negative = values < 0
+    low, high = _extremes(values, _both(kept, negative))
+    low_plus, high_plus = _extremes(values, _both(kept, ~negative))
+    start, end = jnp.where(negative, low, low_plus), jnp.where(negative, high, high_plus)
+    # Divided first: the steps per unit of a tiny range would overflow.
+    place = _rounded((values - start) / _or_one(end - start) * steps, stochastic, key)
+    codes = jnp.clip(place, 0, steps) + jnp.where(negative, 0, half).astype(place.dtype)
+    return codes, _poisoned(jnp.stack([low, high, low_plus, high_plus]))
+
+
+def _uniform_restored(half, codes, header):
+    half, steps = int(half), int(half) - 1
+    low, high, low_plus, high_plus = header
+    negative = codes < half
+    share = jnp.where(negative, codes, codes - half) / steps
+    start, end = jnp.where(negative, low, low_plus), jnp.where(negative, high, high_plus)
+    # Weighted, not start + place * step: the extremes come back exactly.
+    return start * (1 - share) + end * share
+
+
+def _exponential(half, stochastic, values, kept, key):
+    half, steps = int(half), int(half) - 2
+    magnitudes = jnp.abs(values)
+    smallest, largest = _extremes(magnitudes, _both(kept, magnitudes != 0))
+    # Below the smallest normal number logarithms are not to be trusted.
+    tiny = jnp.finfo(values.dtype).tiny
+    floor, ceiling = jnp.maximum(smallest, tiny), jnp.maximum(largest, tiny)
+    step = _or_one((jnp.log(ceiling) - jnp.log(floor)) / steps)
+    place = (jnp.log(ceiling) - jnp.log(jnp.maximum(magnitudes, floor))) / step
+    place = jnp.clip(place, 0, steps)
+    if stochastic:
+        place = _one_of_two_levels(magnitudes, ceiling, place, step, key)
+    place = jnp.minimum(jnp.round(place), steps)
+    codes = place + jnp.where(values < 0, 1, half).astype(place.dtype)
+    return jnp.where(magnitudes == 0, 0, codes), _poisoned(jnp.stack([largest, smallest]))
+
+
+def _one_of_two_levels(magnitudes, largest, place, step, key):
+    """One of the two levels around each magnitude, such that the expected magnitude is right."""
+    above = jnp.floor(place)
+    upper, lower = largest * jnp.exp(-above * step), largest * jnp.exp(-(above + 1) * step)
+    share = (upper - magnitudes) / _or_one(upper - lower)
+    drawn = jax.random.uniform(key, magnitudes.shape, magnitudes.dtype)
+    return jnp.where(drawn < share, above + 1, above)
+
+
+def _exponential_restored(half, codes, header):
+    half, steps = int(half), int(half) - 2
+    largest, smallest = header
+    negative = codes < half
+    place = jnp.where(negative, codes - 1, codes - half)
+    tiny = jnp.finfo(header.dtype).tiny
+    logs = jnp.log(jnp.maximum(header, tiny))
+    share = place / steps
+    magnitude = jnp.exp(logs[0] * (1 - share) + logs[1] * share)
+    # The ends are sent, so they need not pass through a logarithm.
+    magnitude = jnp.where(place == 0, largest, jnp.where(place == steps, smallest, magnitude))
+    signed = jnp.where(negative, -magnitude, magnitude)
+    return jnp.where(codes == 0, 0 * largest, signed)
+
+
+def _sign(values, kept, key):
+    del key
+    magnitudes = jnp.abs(values)
+    if kept is None:
+        mean = jnp.sum(magnitudes) / max(values.size, 1)
+    else:
+        count = jnp.maximum(jnp.sum(kept, dtype=jnp.int32), 1)
+        mean = jnp.sum(jnp.where(kept, magnitudes, 0)) / count.astype(values.dtype)
+    return (values >= 0).astype(values.dtype), _poisoned(mean[None])
+
+
+def _sign_restored(codes, header):
+    return jnp.where(codes > 0, header[0], -header[0])
+
+
+def _ternary(stochastic, values, kept, key):
+    magnitudes = jnp.abs(values)
+    _, largest = _extremes(magnitudes, jnp.ones(values.shape, bool) if kept is None else kept)
+    place = _rounded(values / _or_one(largest) + 1, stochastic, key)
+    return jnp.clip(place, 0, 2), _poisoned(largest[None])
+
+
+def _ternary_restored(codes, header):
+    return (codes - 1) * header[0]
+
+
+def _both(kept, condition):
+    return condition if kept is None else kept & condition
+
+
+def _extremes(values, where):
+    """The smallest and the largest of some entries; 0 if there are none."""
+    low = jnp.min(jnp.where(where, values, jnp.inf), initial=jnp.inf)
+    high = jnp.max(jnp.where(where, values, -jnp.inf), initial=-jnp.inf)
+    nothing = (low == jnp.inf) & (high == -jnp.inf)
+    return jnp.where(nothing, 0, low), jnp.where(nothing, 0, high)
+
+
+def _or_one(number):
+    return jnp.where(number == 0, 1, number)
+
+
+def _rounded(place, stochastic, key):
+    if not stochastic:
+        return jnp.round(place)
+    return jnp.floor(place + jax.random.uniform(key, place.shape, place.dtype))
+
+
+def _poisoned(header):
+    """NaN if a kept entry was not finite, as an extreme or a mean shows: no code may hide it."""
+    return jnp.where(jnp.all(jnp.isfinite(header)), header, jnp.nan)

@@ -1,0 +1,1 @@
+"""Tests of what crosses the network, bit by bit."""

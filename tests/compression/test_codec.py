@@ -1,0 +1,216 @@
+"""Codecs on whole messages: what leads, what follows, what is left alone, and what it all weighs."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedjax_opt as fo
+from fedjax_opt import compression
+from fedjax_opt.compression import codec as inside
+from fedjax_opt.compression.layout import layout
+
+FILE = pathlib.Path(__file__).parents[1] / "oracles" / "cefedavg-compression.json"
+SPARSIFY = json.loads(FILE.read_text(encoding="utf-8"))["sparsify"]
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape):
+    """Numbers that do not repeat."""
+    return jnp.asarray(RNG.normal(size=shape))
+
+
+MODEL = fo.Variables(
+    {"dense": {"kernel": normal(20, 10), "bias": normal(10)}},
+    {"batch_stats": {"mean": normal(10)}, "count": jnp.int32(7)},
+)
+
+
+UPLOAD = (MODEL, {"m": MODEL.params, "v": jax.tree.map(jnp.square, MODEL.params)}, jnp.float32(3.0))
+
+
+@pytest.mark.parametrize(
+    "case", [name for name in SPARSIFY if "nan" not in name and "ties" not in name]
+)
+def test_the_published_sparsifier(case):
+    entry = SPARSIFY[case]
+    values = np.array(entry["input"])
+    found = compression.lossy(compression.top_k(entry["s"]), {"w": jnp.asarray(values)})["w"]
+    np.testing.assert_array_equal(found, entry["dense_roundtrip"])
+    np.testing.assert_array_equal(np.flatnonzero(found), entry["indexes"])
+
+
+@pytest.mark.parametrize("case", [name for name in SPARSIFY if "ties" in name])
+def test_ties_do_not_make_an_upload_larger(case):
+    """The published code keeps every entry that equals its threshold; ours the first of them."""
+    entry = SPARSIFY[case]
+    values = np.array(entry["input"])
+    found = np.asarray(
+        compression.lossy(compression.top_k(entry["s"]), {"w": jnp.asarray(values)})["w"]
+    )
+    kept = np.flatnonzero(found)
+    assert set(kept) <= set(entry["indexes"])
+    assert len(kept) == values.size - int(values.size * entry["s"]) <= entry["n_kept"]
+
+
+def test_who_leads_and_who_follows():
+    slots = layout(compression.ce_fedavg(0.9), UPLOAD)
+    found = [(slot.path, slot.leader) for slot in slots]
+    bias, kernel = "params/dense/bias", "params/dense/kernel"
+    assert found == [
+        (bias, 0), (kernel, 1), ("state/batch_stats/mean", 2), ("state/count", None),
+        (bias, 0), (kernel, 1), (bias, 0), (kernel, 1), ("", None),
+    ]  # fmt: skip
+
+
+def test_companions_travel_at_the_weights_entries():
+    codec = compression.ce_fedavg(0.9)
+    model, moments, number = compression.lossy(codec, UPLOAD)
+    kept = np.asarray(model.params["dense"]["kernel"]) != 0
+    assert kept.sum() == 20
+    largest = np.sort(np.abs(MODEL.params["dense"]["kernel"]).ravel())[-20:]
+    assert np.all(np.abs(MODEL.params["dense"]["kernel"])[kept] >= largest.min())
+    for name, sent in UPLOAD[1].items():
+        seen = np.asarray(moments[name]["dense"]["kernel"])
+        np.testing.assert_array_equal(seen != 0, kept)
+        # By exponent: a relative error, where the weights' is absolute.
+        exact = np.asarray(sent["dense"]["kernel"])[kept]
+        spread = np.log(np.abs(exact).max() / np.abs(exact).min()) / 252
+        assert np.max(np.abs(np.log(seen[kept] / exact))) <= spread * 1.001
+    assert number == 3.0 and model.state["count"] == 7
+
+
+def test_a_message_without_a_model_is_one():
+    tree = {"a": normal(40), "b": [normal(30), jnp.arange(3)]}
+    assert [slot.leader for slot in layout(compression.top_k(0.5), tree)] == [0, 1, None]
+
+
+def test_paths_that_read_the_same_are_two():
+    tree = {"a": {"b": normal(4)}, "a/b": normal(6)}
+    assert [slot.leader for slot in layout(compression.top_k(0.5), tree)] == [0, 1]
+
+
+def test_global_compares_numbers_of_several_types():
+    tree = {"a": jnp.array([1.0, 2.0, 3.0], jnp.float64), "b": jnp.array([10.0, 0.1], jnp.float32)}
+    seen = compression.lossy(compression.top_k(0.6, scope="global"), tree)
+    assert seen["a"].tolist() == [0.0, 0.0, 3.0] and seen["b"].tolist() == [10.0, 0.0]
+
+
+def test_global_takes_more_of_what_is_larger():
+    tree = {"large": 100 * normal(50), "small": normal(50)}
+    seen = compression.lossy(compression.top_k(0.6, scope="global"), tree)
+    assert int(jnp.sum(seen["large"] != 0)) == 40 and int(jnp.sum(seen["small"] != 0)) == 0
+    seen = compression.lossy(compression.top_k(0.6), tree)
+    assert int(jnp.sum(seen["large"] != 0)) == int(jnp.sum(seen["small"] != 0)) == 20
+
+
+def test_excluded_leaves_travel_as_they_are():
+    codec = compression.excluding(compression.ce_fedavg(0.9), ["state/**", "**/bias"])
+    seen, moments, _ = compression.lossy(codec, UPLOAD)
+    np.testing.assert_array_equal(seen.params["dense"]["bias"], MODEL.params["dense"]["bias"])
+    np.testing.assert_array_equal(
+        seen.state["batch_stats"]["mean"], MODEL.state["batch_stats"]["mean"]
+    )
+    np.testing.assert_array_equal(moments["m"]["dense"]["bias"], MODEL.params["dense"]["bias"])
+    assert int(jnp.sum(seen.params["dense"]["kernel"] != 0)) == 20
+    by_size, _, _ = compression.lossy(
+        compression.excluding(compression.ce_fedavg(0.9), min_size=11), UPLOAD
+    )
+    np.testing.assert_array_equal(by_size.params["dense"]["bias"], MODEL.params["dense"]["bias"])
+
+
+def test_random_entries_are_fair_and_rescaled_ones_right_on_average():
+    values = {"w": jnp.arange(1.0, 13.0)}
+    codec = compression.random_k(0.75, rescale=True)
+    draw = jax.jit(jax.vmap(lambda key: compression.lossy(codec, values, key)["w"]))
+    found = np.asarray(draw(jax.random.split(jax.random.key(0), 3000)))
+    assert np.all(np.sum(found != 0, 1) == 3)
+    shares = np.mean(found != 0, 0)
+    assert np.all(np.abs(shares - 0.25) <= 5 * np.sqrt(0.25 * 0.75 / 3000))
+    error = found.std(0) / np.sqrt(3000)
+    assert np.all(np.abs(found.mean(0) - values["w"]) <= 5 * error)
+
+
+def test_sparsifiers_one_after_the_other():
+    """The largest half of a random half."""
+    codec = compression.chain(compression.random_k(0.5), compression.top_k(0.5))
+    assert codec.random and not codec.by_seed
+    values = normal(40)
+    seen = np.asarray(compression.lossy(codec, {"w": values}, jax.random.key(3))["w"])
+    assert np.sum(seen != 0) == 10
+    assert not np.array_equal(seen, compression.lossy(compression.top_k(0.75), {"w": values})["w"])
+
+
+def test_a_codec_that_draws_needs_a_key():
+    for codec in (compression.random_k(0.5), compression.uniform(8, stochastic=True)):
+        with pytest.raises(ValueError, match="key"):
+            compression.lossy(codec, {"w": normal(5)})
+
+
+def test_sparsity_is_a_leaf():
+    """A sweep over it is one program, and another value compiles nothing."""
+    values, traces = {"w": normal(100)}, []
+
+    @jax.jit
+    def kept(codec):
+        traces.append(None)
+        return jnp.sum(compression.lossy(codec, values)["w"] != 0)
+
+    assert [int(kept(compression.ce_fedavg(s))) for s in (0.5, 0.9, 0.99)] == [50, 10, 1]
+    assert len(traces) == 1
+    counts = jax.vmap(lambda s: jnp.sum(compression.lossy(compression.top_k(s), values)["w"] != 0))
+    assert counts(jnp.array([0.5, 0.9, 0.99])).tolist() == [50, 10, 1]
+
+
+@given(st.integers(0, 2**31 - 1))
+def test_varints(number):
+    length = max(1, -(-number.bit_length() // 7))
+    assert int(inside.varint_bytes(jnp.int32(number))) == length
+
+
+@pytest.mark.parametrize("sparsity", [0.6, 0.9, 0.95])
+@pytest.mark.parametrize("moments", [False, True])
+def test_the_formulas_of_the_thesis(sparsity, moments):
+    """(3.1) to (3.4), written out; the ratios that the print gives as 7, 25 and 9, 33."""
+    b = 1 + np.floor(np.log2(np.log((np.sqrt(5) - 1) / 2) / np.log(sparsity)))
+    g = b + 1 / (1 - sparsity ** (2.0**b))
+    per_entry = (1 - sparsity) * ((24 if moments else 8) + g)
+    bits = compression.formula_bits(MODEL, sparsity, moments)
+    assert bits == pytest.approx(2 * (224 if moments else 160) + per_entry * 210, rel=1e-12)
+    printed = {0.6: (7.6, 9.1), 0.9: (25.1, 33.4), 0.95: (46.4, 64.5)}[sparsity][moments]
+    assert round(compression.formula_ratio(sparsity, moments), 1) == printed
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        compression.ce_fedavg(0.9),
+        compression.top_k(0.6),
+        compression.random_k(0.7),
+        compression.uniform(5),
+        compression.chain(compression.top_k(0.8), compression.ternary(False)),
+        compression.excluding(
+            compression.chain(compression.top_k(0.8), compression.sign()), "**/b"
+        ),
+    ],
+    ids=["ce_fedavg", "top_k", "random_k", "uniform", "ternary", "excluding"],
+)
+def test_the_expected_size_is_the_mean_of_the_exact_one(codec):
+    """Over random messages, to a hundredth: only positions vary."""
+
+    def weigh(key):
+        a, b = jax.random.split(key)
+        tree = {"a": jax.random.normal(a, (1500,)), "b": jax.random.normal(b, (300,))}
+        payload = inside.compress(codec, tree, key)
+        return inside.size_in_bytes(codec, payload, tree)
+
+    sizes = jax.jit(jax.vmap(weigh))(jax.random.split(jax.random.key(0), 50))
+    like = {"a": jnp.zeros(1500), "b": jnp.zeros(300)}
+    assert float(jnp.mean(sizes)) == pytest.approx(
+        compression.expected_bytes(codec, like), rel=0.01
+    )

@@ -1,0 +1,211 @@
+"""Quantisers: within their stated errors, right on average, and right at every edge."""
+
+import functools
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fedjax_opt import compression
+
+FILE = pathlib.Path(__file__).parents[1] / "oracles" / "cefedavg-compression.json"
+PUBLISHED = json.loads(FILE.read_text(encoding="utf-8"))["quantisers"]
+LENGTH = 16
+DETERMINISTIC = {
+    "uniform": compression.uniform(8),
+    "exponential": compression.exponential(8),
+    "sign": compression.sign(),
+    "ternary": compression.ternary(stochastic=False),
+}
+STOCHASTIC = {
+    "uniform": compression.uniform(3, stochastic=True),
+    "exponential": compression.exponential(4, stochastic=True),
+    "ternary": compression.ternary(),
+}
+
+
+@jax.jit
+def _seen(codec, values, key):
+    return compression.lossy(codec, {"w": values}, key)["w"]
+
+
+def seen(codec, values, key=None):
+    """What the receiver sees of a vector."""
+    return np.asarray(_seen(codec, jnp.asarray(values), jax.random.key(0) if key is None else key))
+
+
+def vectors(low=-(2.0**60), high=2.0**60):
+    """Vectors of one length with all that may happen in them: equal entries, zeros, one sign."""
+    entries = st.floats(low, high, allow_subnormal=False)
+    few = st.lists(entries, min_size=1, max_size=3).flatmap(st.sampled_from)
+    return hnp.arrays(np.float64, LENGTH, elements=st.one_of(entries, st.just(0.0), few))
+
+
+def range_of_sign(values):
+    """For each entry, the range of the entries of its sign; zeros are with the positive ones."""
+    negative, rest = values[values < 0], values[values >= 0]
+    return np.where(
+        values < 0, np.ptp(negative) if negative.size else 0, np.ptp(rest) if rest.size else 0
+    )
+
+
+@pytest.mark.parametrize("bits", [2, 5, 8, 16])
+@given(values=vectors())
+def test_uniform_is_off_by_half_a_step(bits, values):
+    found = seen(compression.uniform(bits), values)
+    bound = range_of_sign(values) / (2**bits - 2)
+    assert np.all(np.abs(found - values) <= bound * (1 + 1e-9) + 1e-12 * np.abs(values))
+    assert np.all(np.sign(found) * np.sign(values) >= 0)
+    assert np.all(found[values == 0] == 0)
+    # The extremes of each sign are sent, so they come back exactly.
+    for part in (values[values < 0], values[values >= 0]):
+        if part.size:
+            assert {part.min(), part.max()} <= set(found.tolist())
+
+
+@pytest.mark.parametrize("bits", [3, 5, 8, 16])
+@given(values=vectors())
+def test_exponential_is_off_by_half_a_step_of_its_logarithm(bits, values):
+    found = seen(compression.exponential(bits), values)
+    np.testing.assert_array_equal(np.sign(found), np.sign(values))
+    size = np.abs(values[values != 0])
+    assume(size.size)
+    factor = (np.log(size.max()) - np.log(size.min())) / (2**bits - 4)
+    ratio = np.abs(np.log(np.abs(found[values != 0])) - np.log(size))
+    assert np.all(ratio <= factor * (1 + 1e-9) + 1e-9)
+    assert {size.min(), size.max()} <= set(np.abs(found).tolist())
+
+
+@given(values=vectors(-1e3, 1e3))
+def test_sign_and_ternary(values):
+    scale = np.mean(np.abs(values))
+    np.testing.assert_allclose(
+        seen(compression.sign(), values), np.where(values >= 0, scale, -scale), rtol=1e-12
+    )
+    largest = np.max(np.abs(values))
+    found = seen(compression.ternary(stochastic=False), values)
+    assert np.all(np.abs(found - values) <= largest / 2 * (1 + 1e-12))
+    assert np.all(np.isin(np.abs(found), [0, largest]))
+
+
+@pytest.mark.parametrize("name", STOCHASTIC)
+def test_stochastic_rounding_is_right_on_average(name):
+    """The mean over many draws, within five of its own standard errors; and it does vary."""
+    values = np.array([-3.0, -0.7, -0.2, -0.01, 0.0, 0.003, 0.4, 1.1, 2.0])
+    draw = jax.jit(
+        jax.vmap(
+            lambda key: compression.lossy(STOCHASTIC[name], {"w": jnp.asarray(values)}, key)["w"]
+        )
+    )
+    found = np.asarray(draw(jax.random.split(jax.random.key(1), 4000)))
+    error = found.std(0) / np.sqrt(len(found))
+    assert np.all(np.abs(found.mean(0) - values) <= 5 * error + 1e-12)
+    assert np.sum(error > 0) >= 4
+    # Neighbouring levels only: an entry never moves further than a whole step.
+    assert np.ptp(found, axis=0).max() <= {"uniform": 1.0, "exponential": 2.9, "ternary": 6.0}[name]
+
+
+@pytest.mark.parametrize("case", PUBLISHED)
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_within_one_bin_of_the_published_code(case, precision):
+    values = np.array(PUBLISHED[case]["input"], precision)
+    theirs = PUBLISHED[case][precision]
+    step = range_of_sign(values) / 127
+    ours = seen(compression.uniform(8), values)
+    apart = np.abs(ours - np.array(theirs["uni_dq"]))
+    # Their zeros become the most negative entry; ours stay.
+    assert np.all((apart <= step * 1.001 + 1e-6) | (values == 0))
+    assert np.all(ours[values == 0] == 0)
+    assert np.all(np.abs(ours - values) <= step / 2 * 1.001 + 1e-6)
+    # Their magnitudes above 1 all decode to 1 / b; below, both are within a bin of each other.
+    ours, theirs_back = seen(compression.exponential(8), values), np.array(theirs["exp_dq"])
+    np.testing.assert_array_equal(np.sign(ours), np.sign(values))
+    inner = (values != 0) & (np.abs(values) < 1)
+    log_ratio = np.abs(np.log(np.abs(ours[inner]) / np.abs(theirs_back[inner])))
+    size = np.abs(values[values != 0])
+    ours_bin = np.log(size.max() / size.min()) / 126
+    assert np.all(log_ratio <= np.log(theirs["exp_q"]["b"]) + ours_bin / 2 + 1e-5)
+
+
+EDGES = {
+    "one sign missing": [1.0, 2.0, 5.0],
+    "the other one": [-1.0, -2.0, -5.0],
+    "one value": [0.3, 0.3, 0.3],
+    "minus one": [-1.0, 0.5, -1.0],
+    "one entry": [-7.5],
+    "zeros": [0.0, 0.0],
+    "zeros among negatives": [0.0, -2.0, 0.0, -1.0],
+    "above one": [1e10, -3e20, 5.0],
+    "extremes of the type": [3e38, -3e38, 1e-37],
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, jnp.bfloat16])
+@pytest.mark.parametrize("name", ["uniform", "exponential"])
+@pytest.mark.parametrize("case", EDGES)
+def test_edges_come_back_exactly(name, case, dtype):
+    """So few values of one sign are its extremes, or near enough to a level."""
+    values = jnp.asarray(EDGES[case]).astype(dtype)
+    found = np.asarray(seen(DETERMINISTIC[name], values), np.float64)
+    exact = np.asarray(values, np.float64)
+    bound = range_of_sign(exact) / 254 if name == "uniform" else np.abs(exact) * 0.8
+    if len(set(np.abs(EDGES[case]))) <= 2:
+        bound = np.zeros_like(exact)
+    rounding = 1e-6 if dtype != jnp.bfloat16 else 2**-8
+    assert np.all(np.abs(found - exact) <= bound + rounding * np.abs(exact))
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_denormals_stay_harmless(name):
+    """They may be flushed to zero or to the smallest normal number, on any machine; no NaN, no jump."""
+    tiny = float(np.finfo(np.float32).tiny)
+    values = np.array([tiny / 8, -tiny / 2, 3e-45, 0.5], np.float32)
+    found = seen(DETERMINISTIC[name], values)
+    assert np.all(np.isfinite(found))
+    if name in ("uniform", "exponential"):
+        assert found[3] == 0.5
+        assert np.all(np.abs(found[:3]) <= max(tiny, 0.5 / 127 if name == "uniform" else tiny))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", [*DETERMINISTIC, "ce_fedavg"])
+def test_what_is_not_finite_is_never_hidden(name, bad):
+    """Inside a program nothing can be raised: what the server sees is then not finite either."""
+    codec = DETERMINISTIC.get(name, compression.ce_fedavg(0.5))
+    values = np.array([0.1, bad, -2.0, 0.3])
+    assert not np.all(np.isfinite(seen(codec, values)))
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (functools.partial(compression.uniform, 1), "bits"),
+        (functools.partial(compression.uniform, 17), "bits"),
+        (functools.partial(compression.exponential, 2), "bits"),
+        (functools.partial(compression.uniform, 8.0), "bits"),
+        (functools.partial(compression.top_k, 1.0), "sparsity"),
+        (functools.partial(compression.top_k, -0.1), "sparsity"),
+        (functools.partial(compression.random_k, float("nan")), "sparsity"),
+        (functools.partial(compression.top_k, 0.5, scope="model"), "scope"),
+        (compression.chain, "codecs"),
+        (functools.partial(compression.chain, "top_k"), r"codecs\[0\]"),
+        (functools.partial(compression.excluding, compression.sign(), min_size=-1), "min_size"),
+        (functools.partial(compression.excluding, "sign"), "codec"),
+    ],
+)
+def test_wrong_arguments_are_named(make, word):
+    with pytest.raises(ValueError, match=word):
+        make()
+
+
+def test_a_chain_that_makes_no_sense_says_why():
+    with pytest.raises(ValueError, match="must come last"):
+        compression.chain(compression.uniform(8), compression.top_k(0.5))
+    with pytest.raises(ValueError, match="same entries"):
+        compression.chain(compression.top_k(0.5), companions=compression.top_k(0.9))

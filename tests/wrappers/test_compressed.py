@@ -1,0 +1,330 @@
+"""Compressed algorithms against NumPy, in their limits, and put together with others."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_opt as fo
+from fedjax_opt import compression
+from fedjax_opt import optimizers as opt
+from tests.core.problems import assert_identical, counted
+
+NUM_CLIENTS, STEPS, SIZE, LR = 3, 2, 10, 0.1
+WEIGHTS = np.array([0.5, 0.2, 0.3])
+
+
+def _loss(variables, batch, key):
+    del key
+    errors = batch["x"] @ variables.params["w"] + variables.params["b"] - batch["y"]
+    return jnp.mean(errors**2) / 2, fo.Aux()
+
+
+MODEL = fo.Model(None, _loss)
+RNG = np.random.default_rng(0)
+START = {"w": RNG.normal(size=SIZE), "b": np.array(0.3)}
+
+
+def batches(seed):
+    """The minibatches of a round: `[S, K, B, ...]`."""
+    rng = np.random.default_rng(seed)
+    shape = (NUM_CLIENTS, STEPS, 4)
+    return {"x": rng.normal(size=(*shape, SIZE)), "y": rng.normal(size=shape)}
+
+
+def play(algorithm, rounds=3, strategy="scan", **options):
+    """A few rounds of all clients; all states and infos."""
+    round_fn = fo.make_round(algorithm, MODEL, strategy, **options)
+    states = [fo.init_state(algorithm, START, NUM_CLIENTS)]
+    infos = []
+    for t in range(rounds):
+        state, info = round_fn(states[-1], np.arange(NUM_CLIENTS), batches(t), WEIGHTS)
+        states.append(state)
+        infos.append(info)
+    return states, infos
+
+
+def gradient(params, x, y):
+    """Of the mean squared error, by hand."""
+    errors = x @ params["w"] + params["b"] - y
+    return {"w": x.T @ errors / len(y), "b": errors.mean()}
+
+
+def combine(function, *trees):
+    """A function of the leaves of trees that are dictionaries."""
+    return {name: function(*(tree[name] for tree in trees)) for name in trees[0]}
+
+
+def top(values, sparsity):
+    """Marks of the entries that are kept."""
+    flat = np.abs(np.ravel(values))
+    count = flat.size - int(flat.size * sparsity)
+    marks = np.zeros(flat.size, bool)
+    marks[np.argsort(-flat, kind="stable")[:count]] = True
+    return marks.reshape(np.shape(values))
+
+
+def uniformly(values, marks):
+    """Algorithm 3 of the thesis with rounding to the nearest, on what is kept."""
+    sent = np.zeros_like(values)
+    for sign in (values < 0, values >= 0):
+        part = marks & sign
+        if part.any():
+            low, high = values[part].min(), values[part].max()
+            step = (high - low) / 127
+            level = np.round((values[part] - low) / step) if step > 0 else 0
+            sent[part] = low + level * step
+    return sent
+
+
+def exponentially(values, marks):
+    """Algorithm 4 with its base from the largest and the smallest magnitude, on what is kept."""
+    sent = np.zeros_like(values)
+    part = marks & (values != 0)
+    if part.any():
+        size = np.abs(values[part])
+        base = (size.max() / size.min()) ** (1 / 126)
+        level = np.round(np.log(size.max() / size) / np.log(base)) if base > 1 else 0
+        sent[part] = np.sign(values[part]) * size.max() * base ** (-1.0 * level)
+    return sent
+
+
+def test_ce_fedavg_against_numpy():
+    """Algorithm 2 of the thesis, with the moving Adam of the triples."""
+    b1, b2, eps, s = 0.7, 0.9, 0.1, 0.6
+    states, _ = play(fo.ce_fedavg(opt.adam(LR, b1, b2, eps), sparsity=s))
+    x, m, v = START, combine(np.zeros_like, START), combine(np.ones_like, START)
+    for t in range(3):
+        data, total = batches(t), [combine(np.zeros_like, START) for _ in range(3)]
+        for i, weight in enumerate(WEIGHTS):
+            y, mi, vi = x, m, v
+            for k in range(STEPS):
+                g = gradient(y, data["x"][i, k], data["y"][i, k])
+                mi = combine(lambda a, b: b1 * a + (1 - b1) * b, mi, g)
+                vi = combine(lambda a, b: b2 * a + (1 - b2) * b**2, vi, g)
+                y = combine(lambda a, b, c: a - LR * b / (np.sqrt(c) + eps), y, mi, vi)
+            delta = combine(lambda a, b: np.asarray(a - b), y, x)
+            marks = combine(lambda a: top(a, s), delta)
+            sent = [combine(uniformly, delta, marks)]
+            for new, old in ((mi, m), (vi, v)):
+                change = combine(lambda a, b: np.asarray(a - b), new, old)
+                sent.append(combine(exponentially, change, marks))
+            total = [
+                combine(lambda a, b, w=weight: a + w * b, *pair)
+                for pair in zip(total, sent, strict=True)
+            ]
+        x, m, v = (combine(np.add, *pair) for pair in zip((x, m, v), total, strict=True))
+        found = states[t + 1].variables.params
+        for name in START:
+            np.testing.assert_allclose(found[name], x[name], rtol=1e-12, atol=1e-14)
+
+
+def test_error_feedback_against_numpy():
+    """Sparse signs of SGD's change and what was left out before; what is left stays at home."""
+    algorithm = fo.compressed(
+        fo.fedavg(opt.sgd(LR)),
+        upload=compression.chain(compression.top_k(0.7), compression.sign()),
+        error_feedback=True,
+    )
+    states, _ = play(algorithm)
+    x = START
+    errors = [combine(np.zeros_like, START) for _ in WEIGHTS]
+    for t in range(3):
+        data, change = batches(t), combine(np.zeros_like, START)
+        for i, weight in enumerate(WEIGHTS):
+            y = x
+            for k in range(STEPS):
+                g = gradient(y, data["x"][i, k], data["y"][i, k])
+                y = combine(lambda a, b: a - LR * b, y, g)
+            wanted = combine(lambda a, b, e: np.asarray(a - b + e), y, x, errors[i])
+            marks = combine(lambda a: top(a, 0.7), wanted)
+            sent = combine(
+                lambda a, kept: np.where(kept, np.where(a >= 0, 1, -1) * np.abs(a[kept]).mean(), 0),
+                wanted,
+                marks,
+            )
+            errors[i] = combine(np.subtract, wanted, sent)
+            change = combine(lambda a, b, w=weight: a + w * b, change, sent)
+        x = combine(np.add, x, change)
+        found = states[t + 1].variables.params
+        for name in START:
+            np.testing.assert_allclose(found[name], x[name], rtol=1e-12, atol=1e-14)
+    kept = jax.tree.leaves(states[-1].clients.error)
+    for i in range(NUM_CLIENTS):
+        for leaf, name in zip(kept, ("b", "w"), strict=True):
+            np.testing.assert_allclose(leaf[i], errors[i][name], rtol=1e-11, atol=1e-14)
+
+
+def test_a_quantised_download_against_numpy():
+    """Clients start from what they read; the server keeps what it has."""
+    states, _ = play(fo.compressed(fo.fedavg(opt.sgd(LR)), download=compression.uniform(8)), 2)
+    x = START
+    for t in range(2):
+        data, change = batches(t), combine(np.zeros_like, START)
+        read = combine(lambda a: uniformly(np.asarray(a), np.ones(np.shape(a), bool)), x)
+        for i, weight in enumerate(WEIGHTS):
+            y = read
+            for k in range(STEPS):
+                g = gradient(y, data["x"][i, k], data["y"][i, k])
+                y = combine(lambda a, b: a - LR * b, y, g)
+            change = combine(lambda c, a, b, w=weight: c + w * (a - b), change, y, read)
+        x = combine(np.add, x, change)
+        found = states[t + 1].variables.params
+        for name in START:
+            np.testing.assert_allclose(found[name], x[name], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [fo.fedavg, fo.scaffold, fo.fedgbo, fo.mfl, fo.feddc],
+    ids=["fedavg", "scaffold", "fedgbo", "mfl", "feddc"],
+)
+def test_keeping_everything_changes_nothing(make):
+    algorithm = make(opt.sgdm(LR, 0.5)) if make in (fo.fedgbo, fo.mfl) else make(opt.sgd(LR))
+    same = fo.compressed(algorithm, upload=compression.top_k(0.0), error_feedback=True)
+    plain, coded = (play(a, 2)[0][-1] for a in (algorithm, same))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15),
+        (plain.server, plain.clients),
+        (coded.server, coded.clients.inner),
+    )
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(coded.clients.error))
+
+
+RANDOM = fo.compressed(
+    fo.mfl(opt.adam(LR, eps=0.1)),
+    upload=compression.chain(
+        compression.random_k(0.5),
+        compression.uniform(4, stochastic=True),
+        companions=compression.exponential(6, stochastic=True),
+    ),
+    download=compression.uniform(6, stochastic=True),
+    error_feedback=True,
+)
+
+
+@pytest.mark.parametrize("strategy", ["vmap", "sharded"])
+def test_strategies_draw_the_same_numbers(strategy):
+    one, other = (play(RANDOM, 2, name)[0][-1] for name in ("scan", strategy))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12),
+        (one.server.inner, one.clients),
+        (other.server.inner, other.clients),
+    )
+
+
+def test_rounding_belongs_to_seed_and_round():
+    states, _ = play(RANDOM, 3)
+    seeds = [tuple(np.asarray(state.server.seed)) for state in states]
+    assert len(set(seeds)) == 4
+    other = fo.make_round(RANDOM, MODEL, "scan")(
+        fo.init_state(RANDOM, START, NUM_CLIENTS, 1),
+        np.arange(NUM_CLIENTS),
+        batches(0),
+        WEIGHTS,
+    )[0]
+    assert tuple(np.asarray(other.server.seed)) != seeds[1]
+
+
+def test_another_sparsity_compiles_nothing():
+    model, traces = counted()
+    data = fo.ClientData.from_list([{"x": np.ones((4, 3)), "y": np.ones(4)}] * 2)
+
+    def final(sparsity):
+        algorithm = fo.ce_fedavg(opt.adam(LR), sparsity)
+        state = fo.init_state(algorithm, {"w": jnp.zeros(3)}, 2)
+        return fo.run_rounds(
+            algorithm, model, data, state, 2, cohort_size=2, batch_size=2, local_steps=1
+        )
+
+    final(0.5)
+    before = len(traces)
+    final(0.75)
+    assert len(traces) == before > 0
+    assert jax.vmap(lambda s: final(s).history.loss[-1])(jnp.array([0.0, 0.6])).shape == (2,)
+
+
+def test_what_is_sent_is_what_is_counted():
+    """The diagnostic, the encoder's bytes of the very upload, and the expected cost."""
+    algorithm = fo.compressed_fedavg(opt.sgd(LR), 0.6)
+    _, infos = play(algorithm, 1, diagnostics=["upload_bytes"])
+    data, lengths = batches(0), []
+    codec = compression.ce_fedavg(0.6)
+    for i in range(NUM_CLIENTS):
+        y = START
+        for k in range(STEPS):
+            g = gradient(y, data["x"][i, k], data["y"][i, k])
+            y = combine(lambda a, b: a - LR * b, y, g)
+        delta = fo.Variables(combine(lambda a, b: np.asarray(a - b), y, START))
+        lengths.append(len(compression.encode(codec, delta)))
+    assert float(infos[0].diagnostics["upload_bytes"]) == pytest.approx(np.mean(lengths), abs=1e-4)
+    variables = fo.Variables({"w": jnp.zeros(50_000, jnp.float32)})
+    plain, coded = (fo.costs.of(a, variables) for a in (fo.fedavg(opt.sgd(LR)), algorithm))
+    ratio = plain.bytes_up / coded.bytes_up
+    assert ratio == pytest.approx(compression.formula_ratio(0.6), rel=0.005)
+    assert coded.bytes_down == plain.bytes_down
+    with_moments = fo.costs.of(fo.ce_fedavg(opt.adam(LR), 0.6), variables)
+    assert 600_000 / with_moments.bytes_up == pytest.approx(
+        compression.formula_ratio(0.6, moments=True), rel=0.005
+    )
+    remembering = fo.compressed(
+        fo.fedavg(opt.sgd(LR)), upload=compression.sign(), error_feedback=True
+    )
+    assert fo.costs.of(remembering, variables).client_state == 200_000
+    quantised = fo.compressed(fo.fedavg(opt.sgd(LR)), download=compression.uniform(8))
+    assert fo.costs.of(quantised, variables).bytes_down == 50_000 + 16 + 7
+
+
+def test_the_cost_of_a_traced_sparsity_is_not_known():
+    def cost(sparsity):
+        return fo.costs.of(fo.ce_fedavg(opt.adam(LR), sparsity), fo.Variables({"w": jnp.zeros(9)}))
+
+    with pytest.raises(ValueError, match=r"sparsity is\s+traced"):
+        jax.eval_shape(cost, 0.5)
+
+
+def test_private_goes_inside():
+    codec = compression.ce_fedavg(0.5)
+    algorithm = fo.compressed(fo.private(fo.mfl(opt.adam(LR)), "params/b"), upload=codec)
+    states, _ = play(algorithm, 2)
+    own = fo.personal_variables(algorithm, states[-1])
+    assert len({float(own(i).params["b"]) for i in range(NUM_CLIENTS)}) == NUM_CLIENTS
+    assert states[-1].variables.params["b"] == START["b"]
+    wrong = fo.private(fo.compressed(fo.mfl(opt.adam(LR)), upload=codec), "params/b")
+    with pytest.raises(ValueError, match="private goes inside of compressed"):
+        play(wrong, 1)
+
+
+def test_wrappers_around_it():
+    """What is outside acts on what the server has read."""
+    coded = fo.compressed(fo.fedavg(opt.sgd(LR)), upload=compression.ce_fedavg(0.5))
+    for algorithm in (
+        fo.proximal(coded, 0.1),
+        fo.server_optimizer(coded, opt.adam(0.1)),
+        fo.aggregated(coded, fo.aggregators.coordinate_median()),
+    ):
+        states, infos = play(algorithm, 2)
+        assert np.all(np.isfinite(states[-1].variables.params["w"]))
+        assert float(infos[-1].update_norm) > 0
+
+
+def test_a_client_that_diverges_is_not_made_to_look_well():
+    algorithm = fo.compressed_fedavg(opt.sgd(1e200), 0.5)
+    states, infos = play(algorithm, 1)
+    assert not bool(infos[0].finite)
+    assert_identical(states[0].server, states[1].server)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({}, "upload or download"),
+        ({"upload": "top_k"}, "upload must be a Codec"),
+        ({"download": 8}, "download must be a Codec"),
+        ({"download": compression.top_k(0.5)}, "download must not leave entries out"),
+        ({"download": compression.uniform(8), "error_feedback": True}, "error_feedback"),
+    ],
+)
+def test_wrong_arguments_say_what_is_wrong(arguments, word):
+    with pytest.raises(ValueError, match=word):
+        fo.compressed(fo.fedavg(opt.sgd(LR)), **arguments)
