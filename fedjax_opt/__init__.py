@@ -6,6 +6,7 @@ from fedjax_opt.core.compatibility import check_jax_version as _check_jax_versio
 _check_jax_version()
 
 from fedjax_opt import bounds as bounds
+from fedjax_opt import compression as compression
 from fedjax_opt import controllers as controllers
 from fedjax_opt import costs as costs
 from fedjax_opt import data as data
@@ -15,6 +16,8 @@ from fedjax_opt import optimizers as optimizers
 from fedjax_opt import planning as planning
 from fedjax_opt.algorithms import adabest as adabest
 from fedjax_opt.algorithms import adaptive_fedopt as adaptive_fedopt
+from fedjax_opt.algorithms import ce_fedavg as ce_fedavg
+from fedjax_opt.algorithms import compressed_fedavg as compressed_fedavg
 from fedjax_opt.algorithms import dsgd as dsgd
 from fedjax_opt.algorithms import fedacg as fedacg
 from fedjax_opt.algorithms import fedadagrad as fedadagrad
@@ -33,6 +36,7 @@ from fedjax_opt.algorithms import fedyogi as fedyogi
 from fedjax_opt.algorithms import ghbm as ghbm
 from fedjax_opt.algorithms import ghbm_server as ghbm_server
 from fedjax_opt.algorithms import ghbm_theory as ghbm_theory
+from fedjax_opt.algorithms import independent as independent
 from fedjax_opt.algorithms import localghbm as localghbm
 from fedjax_opt.algorithms import mfl as mfl
 from fedjax_opt.algorithms import mime as mime
@@ -40,6 +44,8 @@ from fedjax_opt.algorithms import mimelite as mimelite
 from fedjax_opt.algorithms import mimemom as mimemom
 from fedjax_opt.algorithms import mimexlite as mimexlite
 from fedjax_opt.algorithms import moon as moon
+from fedjax_opt.algorithms import per_fedavg as per_fedavg
+from fedjax_opt.algorithms import pfedme as pfedme
 from fedjax_opt.algorithms import scaffold as scaffold
 from fedjax_opt.algorithms import scaffold_m as scaffold_m
 from fedjax_opt.core import Algorithm as Algorithm
@@ -77,6 +83,7 @@ from fedjax_opt.planning import plan as plan
 from fedjax_opt.wrappers import aggregated as aggregated
 from fedjax_opt.wrappers import aggregators as aggregators
 from fedjax_opt.wrappers import clipped as clipped
+from fedjax_opt.wrappers import compressed as compressed
 from fedjax_opt.wrappers import contrastive as contrastive
 from fedjax_opt.wrappers import max_entropy as max_entropy
 from fedjax_opt.wrappers import private as private

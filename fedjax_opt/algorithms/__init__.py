@@ -6,6 +6,8 @@ from fedjax_opt.algorithms.adaptive_fedopt import fedadagrad as fedadagrad
 from fedjax_opt.algorithms.adaptive_fedopt import fedadam as fedadam
 from fedjax_opt.algorithms.adaptive_fedopt import fedavgm as fedavgm
 from fedjax_opt.algorithms.adaptive_fedopt import fedyogi as fedyogi
+from fedjax_opt.algorithms.ce_fedavg import ce_fedavg as ce_fedavg
+from fedjax_opt.algorithms.ce_fedavg import compressed_fedavg as compressed_fedavg
 from fedjax_opt.algorithms.dsgd import dsgd as dsgd
 from fedjax_opt.algorithms.fedacg import fedacg as fedacg
 from fedjax_opt.algorithms.fedavg import fedavg as fedavg
@@ -19,6 +21,7 @@ from fedjax_opt.algorithms.ghbm import fedadc as fedadc
 from fedjax_opt.algorithms.ghbm import ghbm as ghbm
 from fedjax_opt.algorithms.ghbm_server import ghbm_server as ghbm_server
 from fedjax_opt.algorithms.ghbm_theory import ghbm_theory as ghbm_theory
+from fedjax_opt.algorithms.independent import independent as independent
 from fedjax_opt.algorithms.localghbm import fedhbm as fedhbm
 from fedjax_opt.algorithms.localghbm import localghbm as localghbm
 from fedjax_opt.algorithms.mfl import mfl as mfl
@@ -27,5 +30,7 @@ from fedjax_opt.algorithms.mime import mimemom as mimemom
 from fedjax_opt.algorithms.mimelite import mimelite as mimelite
 from fedjax_opt.algorithms.mimelite import mimexlite as mimexlite
 from fedjax_opt.algorithms.moon import moon as moon
+from fedjax_opt.algorithms.per_fedavg import per_fedavg as per_fedavg
+from fedjax_opt.algorithms.pfedme import pfedme as pfedme
 from fedjax_opt.algorithms.scaffold import scaffold as scaffold
 from fedjax_opt.algorithms.scaffold_m import scaffold_m as scaffold_m

@@ -74,4 +74,7 @@ ROWS = {
     "fedhbm": Row(lambda lr: fo.fedhbm(opt.sgd(lr), 0.5)),
     "fedmax": Row(lambda lr: fo.fedmax(opt.sgd(lr), 0.5), biased=True),
     "moon": Row(lambda lr: fo.moon(opt.sgd(lr), 0.05)),
+    "pfedme": Row(
+        lambda lr: fo.pfedme(opt.sgd(0.05), 15.0, lr, 4, 0.9), biased=True, learning_rate=0.01
+    ),
 }

@@ -15,6 +15,7 @@ import pytest
 import fedjax_opt as fo
 from fedjax_opt import optimizers as opt
 from tests.algorithms import helpers
+from tests.oracles import personal
 from tests.oracles import reference as ref
 
 NUM_CLIENTS, STEPS = 6, 3
@@ -69,7 +70,10 @@ ALGORITHMS = {
     "feddc": lambda h: fo.feddc(opt.sgd(h["lr"]), h["alpha"]),
     "fedmax": lambda h: fo.fedmax(opt.sgd(h["client_lr"]), h["fedmax_beta"], h["server_lr"]),
     "moon-nomomentum": lambda h: fo.moon(opt.sgd(h["lr"]), h["mu"], h["temperature"]),
+    "perfedavg": lambda h: fo.per_fedavg(opt.sgd(h["beta_outer_lr"]), h["alpha_inner_lr"]),
 }
+# Where a local step takes more than one of the problem's minibatches.
+ROUNDS = {"perfedavg": personal.per_fedavg_trajectory_rounds}
 
 
 def _subtract(a, b, scale=1.0):
@@ -176,7 +180,8 @@ def _check_clients(name, clients, recorded):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_published_trajectory(name):
     """Parameters, server statistics, client states and training losses in all six rounds."""
-    trajectory, rounds = ref.load_trajectory(name), ref.trajectory_rounds(name)
+    trajectory = ref.load_trajectory(name)
+    rounds = ROUNDS[name]() if name in ROUNDS else ref.trajectory_rounds(name)
     hyper = trajectory["hyperparameters"]
     states, infos = helpers.play(
         ALGORITHMS[name](hyper),

@@ -33,6 +33,7 @@ SOURCES = {
     "mtfl-fedavg-yb": MTFL,
     "mtfl-fedavg-usyb": MTFL,
     "mtfl-fedavgadam-yb": MTFL,
+    "perfedavg": MTFL,
     # Compared in test_more_references.py.
     "adabest": GHBM,
     "fedacg": FEDACG,

@@ -1,0 +1,172 @@
+"""Fine-tuning: each client's model after a few steps on its own examples.
+
+    y_i = x,  then K times  y_i <- y_i - U(g_i(y_i))
+
+It is how a global model is made personal after training (FedAvg and local fine-tuning), and with one
+step of SGD how Per-FedAvg's is meant to be used.
+
+Reference:
+  Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage. Federated evaluation of on-device personalization.
+  2019.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.tree_util import Partial
+
+from fedjax_opt.core import Model, Objective, Variables, checks
+from fedjax_opt.core.algorithm import as_partial
+from fedjax_opt.core.batching import BATCHINGS, feeding_from_data
+from fedjax_opt.core.local import counted_loop
+
+
+def fine_tuned(
+    model: Model,
+    variables: Variables | Callable[[Any], Variables],
+    data: Any,
+    optimizer: optax.GradientTransformation,
+    steps: Any,
+    batch_size: int = 32,
+    seed: Any = 0,
+    batching: str = "shuffled",
+) -> Partial:
+    """Each client's model after `steps` local steps from `variables`, as a function of the client's id.
+
+    Minibatches are drawn as in training, from the seed and the client alone. Another seed, number of
+    steps or learning rate compiles nothing anew.
+
+    Args:
+      model: the model.
+      variables: where to start: the same for all clients, or a function of a client's id, such as
+        `personal_variables` or this function returns.
+      data: a `ClientData`, the examples to train on. A client that has none keeps its model as it is.
+      optimizer: a triple or any optax transformation. Its statistics start afresh and move in each step.
+      steps: K, a whole number of at least 0; a Python number or a traced value.
+      batch_size: B.
+      seed: a whole number or a key of `jax.random`.
+      batching: 'shuffled' epochs that honour each client's size, or with 'replacement'.
+
+    Returns:
+      A function of an id, which may be traced, that returns the client's `Variables`. It is a pytree, to
+      be handed to `evaluate_clients` with the examples to test on.
+
+    Example:
+      What five steps of fine-tuning do to the mean loss of the clients:
+
+      >>> import jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> model, data, optimum = fo.data.quadratics(num_clients=4, dimension=2)
+      >>> variables = fo.Variables({"x": jnp.asarray(optimum)})
+      >>> before = fo.evaluate_clients(model, variables, data)["loss"].mean()
+      >>> tuned = fo.metrics.fine_tuned(model, variables, data, fo.optimizers.sgd(0.1), steps=5)
+      >>> bool(fo.evaluate_clients(model, tuned, data)["loss"].mean() < before)
+      True
+
+    Reference:
+      Wang et al. Federated evaluation of on-device personalization. 2019.
+    """
+    if not isinstance(variables, Variables) and not callable(variables):
+        raise ValueError(
+            "variables must be Variables or a function of a client's id that returns them, got"
+            f" {type(variables).__name__}."
+        )
+    checks.choice("batching", batching, BATCHINGS)
+    batch_size = checks.integer("batch_size", batch_size, low=1)
+    sizes, full = data.sizes, False
+    if not checks.is_traced(sizes):
+        full = bool(np.all(np.asarray(sizes) % batch_size == 0))
+    (total,) = checks.leading_axes("data.examples", data.examples, (None,), "n")
+    if total == 0:
+        raise ValueError("data must hold at least one example to train on, got none.")
+    return Partial(
+        _tuned,
+        _Fixed(model, batch_size, batching, full),
+        variables if isinstance(variables, Variables) else as_partial(variables),
+        data,
+        _moving(optimizer),
+        jnp.asarray(checks.number("steps", _whole("steps", steps), low=0), jnp.int32),
+        _as_key(seed),
+    )
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Fixed:
+    """What is compiled in."""
+
+    model: Model
+    batch_size: int
+    batching: str
+    full_batches: bool
+
+
+class _Optimizer(NamedTuple):
+    """An optimiser whose statistics move, as a pytree."""
+
+    init: Any
+    update: Any
+
+
+@jax.jit
+def _tuned(fixed, variables, data, optimizer, steps, key, client):
+    client = jnp.asarray(client, jnp.int32)
+    own = variables if isinstance(variables, Variables) else variables(client)
+    feeding = feeding_from_data(data, client, fixed.batch_size, fixed.batching, fixed.full_batches)
+    offset, size = feeding.feed
+    # Under vmap an empty client draws too, and what it makes of it is dropped: any row will do.
+    total = jax.tree.leaves(data.examples)[0].shape[0]
+    feed = jnp.minimum(offset, total - 1), jnp.maximum(size, 1)
+    key = jax.random.fold_in(key, client)
+
+    def step(carry, k):
+        here, statistics = carry
+        batch, mask = feeding.draw(feeding.shared, feed, key, k)
+        objective = Objective(fixed.model, jax.random.fold_in(key, k), mask)
+        gradient, evaluation = objective.gradient(here, batch)
+        updates, statistics = optimizer.update(gradient, statistics, here.params)
+        return Variables(optax.apply_updates(here.params, updates), evaluation.state), statistics
+
+    start = jax.tree.map(jnp.asarray, own)
+    count = jnp.where(size > 0, steps, 0)
+    return counted_loop(count, step, (start, optimizer.init(start.params)))[0]
+
+
+def _moving(optimizer: Any) -> _Optimizer:
+    """The optimiser with statistics that move: a triple's own update would leave them frozen."""
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise ValueError(
+            "optimizer must be an optax.GradientTransformation, such as"
+            f" fedjax_opt.optimizers.sgd(0.1), got {optimizer!r}."
+        )
+    init, update = as_partial(optimizer.init), as_partial(optimizer.update)
+    track = getattr(optimizer, "track", None)
+    if track is None:
+        return _Optimizer(init, update)
+    moving = getattr(optimizer, "moving_update", None)
+    return _Optimizer(
+        init, Partial(_update_then_track, update, track) if moving is None else moving
+    )
+
+
+def _update_then_track(update, track, gradient, statistics, params):
+    updates, _ = update(gradient, statistics, params)
+    return updates, track(gradient, statistics, params)
+
+
+def _whole(name: str, value: Any) -> Any:
+    value = checks.as_array(name, value)
+    if jnp.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.integer):
+        raise ValueError(f"{name} must be a whole number, got {value!r}.")
+    return value
+
+
+def _as_key(seed: Any) -> jax.Array:
+    if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+        return seed
+    return jax.random.key(_whole("seed", seed))
