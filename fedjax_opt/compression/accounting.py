@@ -14,6 +14,7 @@ Reference:
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -116,7 +117,10 @@ def _expected_leaf(codec, index, slot, size):
         return head + (positions + count * slot.dtype.itemsize * 8) / 8
     wide = trees.sum_dtype(slot.dtype)
     header = jax.eval_shape(
-        quantiser.quantise, jax.ShapeDtypeStruct((size,), wide), None, _any_key()
+        partial(quantiser.quantise, zeros=True),
+        jax.ShapeDtypeStruct((size,), wide),
+        count=jax.ShapeDtypeStruct((), jnp.int32),
+        key=_any_key(),
     )[1]
     head += header.size * jnp.dtype(header.dtype).itemsize
     if quantiser.radix == 3:

@@ -113,17 +113,24 @@ def compress(
         if slot.leader is None:
             tensors.append(Tensor(None, leaf.reshape(-1), jnp.zeros(0, jnp.float32), None))
             continue
-        mine = values[i] * jnp.asarray(factor[slot.leader], values[i].dtype)
-        marked, parameter = kept[slot.leader], None
-        if marked is not None and slot.leader == i and not codec.by_seed:
+        leads, marked = slot.leader == i, kept[slot.leader]
+        mine, count, parameter = values[i], jnp.int32(values[i].size), None
+        if marked is not None:
+            mine = jnp.where(marked, mine * jnp.asarray(factor[slot.leader], mine.dtype), 0)
+            # Made once: every pass of a quantiser would otherwise ask again who is kept.
+            mine = jax.lax.optimization_barrier(mine)
+            if leads and not codec.by_seed:
+                marked = kept[i] = mine != 0  # the receiver knows zeros without being told
             count = jnp.sum(marked, dtype=jnp.int32)
-            parameter = golomb.parameter_of(count, marked.size)
+            if leads and not codec.by_seed:
+                parameter = golomb.parameter_of(count, marked.size)
         quantiser = quantiser_of(codec, i, slot)
         if quantiser is None:
             codes, header = mine.astype(slot.dtype), jnp.zeros(0, jnp.float32)
         else:
             leaf_key = None if key is None else jax.random.fold_in(key, 2**16 + i)
-            codes, header = quantiser.quantise(mine, marked, leaf_key)
+            zeros = marked is None or codec.by_seed or not leads
+            codes, header = quantiser.quantise(mine, count, zeros, leaf_key)
             codes = codes.astype(code_dtype(quantiser.radix)) if integers else codes
         tensors.append(Tensor(marked, codes, header, parameter))
     return Payload(tuple(tensors), seed)

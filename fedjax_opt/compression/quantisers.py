@@ -34,9 +34,9 @@ class Quantiser(NamedTuple):
     """How the kept entries of a tensor become codes.
 
     Attributes:
-      quantise: (values `[n]`, kept `[n]` or None for all, key) -> (codes `[n]`, header `[h]`). Codes are
-        whole numbers in floating point, what is not kept may be any code. The header is NaN if a kept
-        entry is not finite.
+      quantise: (values `[n]`, count, zeros, key) -> (codes `[n]`, header `[h]`). Entries that do not
+        travel are 0; `count` do travel; `zeros` says whether some of those may be 0, too. Codes are
+        whole numbers in floating point. The header is NaN if an entry is not finite.
       restore: (codes, header) -> values; codes in floating point, too.
       radix: the number of codes, a power of 2; or 3, of which five fit into a byte.
       random: 1 where `quantise` needs a key.
@@ -90,11 +90,12 @@ def code_dtype(radix: int) -> Any:
     return jnp.uint8 if radix <= 2**8 else jnp.uint16
 
 
-def _uniform(half, stochastic, values, kept, key):
+def _uniform(half, stochastic, values, count, zeros, key):
+    del count
     half, steps = int(half), int(half) - 1
     negative = values < 0
-    low, high = _extremes(values, _both(kept, negative))
-    low_plus, high_plus = _extremes(values, _both(kept, ~negative))
+    low, high = _extremes(values, negative)
+    low_plus, high_plus = _extremes(values, ~negative if zeros else values > 0)
     start, end = jnp.where(negative, low, low_plus), jnp.where(negative, high, high_plus)
     # Divided first: the steps per unit of a tiny range would overflow.
     place = _rounded((values - start) / _or_one(end - start) * steps, stochastic, key)
@@ -112,10 +113,11 @@ def _uniform_restored(half, codes, header):
     return start * (1 - share) + end * share
 
 
-def _exponential(half, stochastic, values, kept, key):
+def _exponential(half, stochastic, values, count, zeros, key):
+    del count, zeros
     half, steps = int(half), int(half) - 2
     magnitudes = jnp.abs(values)
-    smallest, largest = _extremes(magnitudes, _both(kept, magnitudes != 0))
+    smallest, largest = _extremes(magnitudes, magnitudes != 0)
     # Below the smallest normal number logarithms are not to be trusted.
     tiny = jnp.finfo(values.dtype).tiny
     floor, ceiling = jnp.maximum(smallest, tiny), jnp.maximum(largest, tiny)
@@ -153,14 +155,9 @@ def _exponential_restored(half, codes, header):
     return jnp.where(codes == 0, 0 * largest, signed)
 
 
-def _sign(values, kept, key):
-    del key
-    magnitudes = jnp.abs(values)
-    if kept is None:
-        mean = jnp.sum(magnitudes) / max(values.size, 1)
-    else:
-        count = jnp.maximum(jnp.sum(kept, dtype=jnp.int32), 1)
-        mean = jnp.sum(jnp.where(kept, magnitudes, 0)) / count.astype(values.dtype)
+def _sign(values, count, zeros, key):
+    del zeros, key
+    mean = jnp.sum(jnp.abs(values)) / jnp.maximum(count, 1).astype(values.dtype)
     return (values >= 0).astype(values.dtype), _poisoned(mean[None])
 
 
@@ -168,19 +165,15 @@ def _sign_restored(codes, header):
     return jnp.where(codes > 0, header[0], -header[0])
 
 
-def _ternary(stochastic, values, kept, key):
-    magnitudes = jnp.abs(values)
-    _, largest = _extremes(magnitudes, jnp.ones(values.shape, bool) if kept is None else kept)
+def _ternary(stochastic, values, count, zeros, key):
+    del count, zeros
+    largest = jnp.max(jnp.abs(values), initial=0)
     place = _rounded(values / _or_one(largest) + 1, stochastic, key)
     return jnp.clip(place, 0, 2), _poisoned(largest[None])
 
 
 def _ternary_restored(codes, header):
     return (codes - 1) * header[0]
-
-
-def _both(kept, condition):
-    return condition if kept is None else kept & condition
 
 
 def _extremes(values, where):

@@ -2,8 +2,10 @@
 
 The magnitude of a floating-point number grows with its bit pattern, read as an integer. So the k-th
 largest is found by a search over integers: guess a threshold, count the entries at or above it, and
-interpolate. A pass that counts costs a hundredth of a sort, ten passes are enough, k may be traced, and
-entries that are equal are taken in the order of their indices.
+interpolate; first over the highest 16 bits, then over the 15 that are left (of a double, three times as
+many), since short integers are counted three times as fast. A pass that counts costs a five hundredth of
+a sort, a dozen are enough, k may be traced, and entries that are equal are taken in the order of their
+indices.
 
 A group is a tuple of vectors whose entries compete with each other. All groups are searched in one loop:
 for small ones its overhead is what costs.
@@ -14,10 +16,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_opt.core import trees
+
 Group = tuple[jax.Array, ...]
 
 # So few entries are compared each with each, which needs no loop.
 _FEW = 256
+# The bits of a pattern that one search is over.
+_DIGIT = 16
+# Entries are counted in columns. XLA's CPU compiler leaves a sum over rows to LLVM, which makes it three
+# times as fast, unless eight divides the width of a row.
+_WIDTH = 196
 
 
 class _Bracket(NamedTuple):
@@ -91,15 +100,22 @@ def _of_few(group: Group, count: jax.Array) -> Group:
 
 
 def _of_many(groups: list[Group], counts: jax.Array) -> list[Group]:
-    found = _search(groups, counts, _start(groups, counts))
-    # Where entries tie at the threshold, those above it are fewer than wanted: the rest by index.
-    tied = [tuple(p == low for p in group) for group, low in zip(groups, found.low, strict=True)]
-    cuts = _cuts(tied, counts - found.count_high, found.count_low <= counts)
+    found = _thresholds(groups, counts)
+    # Where entries tie at a threshold there may be more of them than wanted: the first are taken.
+    exact = found.count_low <= counts
+    missing = counts - found.count_high
+    cuts = jax.lax.cond(jnp.all(exact), _no_cuts, _cuts, groups, found.low, missing, exact)
     marks = []
-    for group, ties, low, cut in zip(groups, tied, found.low, cuts, strict=True):
-        pairs = zip(group, ties, _places(group), strict=True)
-        marks.append(tuple((p > low) | (tie & (place < cut)) for p, tie, place in pairs))
+    for group, low, cut in zip(groups, found.low, cuts, strict=True):
+        pairs = zip(group, _places(group), strict=True)
+        marks.append(tuple((p > low) | ((p == low) & (place < cut)) for p, place in pairs))
     return marks
+
+
+def _no_cuts(groups: list[Group], low: jax.Array, missing: jax.Array, exact: jax.Array) -> Any:
+    """All ties are kept."""
+    del low, missing, exact
+    return jnp.array([_size(group) for group in groups], jnp.int32)
 
 
 def _places(group: Group) -> list[jax.Array]:
@@ -110,34 +126,61 @@ def _places(group: Group) -> list[jax.Array]:
     ]
 
 
+def _thresholds(groups: list[Group], counts: jax.Array) -> _Bracket:
+    """The largest pattern of each group that at least as many entries reach as are wanted."""
+    dtype = groups[0][0].dtype
+    totals = jnp.array([_size(group) for group in groups], jnp.int32)
+    low, count_low, count_high = jnp.zeros(len(groups), dtype), totals, jnp.zeros_like(totals)
+    above = jnp.iinfo(dtype).bits - 1  # patterns are not negative
+    while above:
+        width = min(_DIGIT, above)
+        above -= width
+        digits = [_digits(group, base, above) for group, base in zip(groups, low, strict=True)]
+        start = jnp.zeros(len(groups), jnp.int32)
+        bracket = _Bracket(start, start + 2**width, count_low, count_high)
+        if above == jnp.iinfo(dtype).bits - 1 - width:
+            samples = jnp.stack([_sample(group) for group in groups]) >> above
+            bracket = _narrowed_by_sample(digits, samples.astype(jnp.int32), counts, bracket)
+        bracket = _search(digits, counts, bracket)
+        low = low + (bracket.low.astype(dtype) << above)
+        count_low, count_high = bracket.count_low, bracket.count_high
+    return _Bracket(low, low + 1, count_low, count_high)
+
+
+def _digits(group: Group, base: jax.Array, shift: int) -> Group:
+    """How far entries lie above a base, in units of 2^shift; 0 below it and in what fills up rows."""
+    largest = 2**_DIGIT - 1
+
+    def of(pattern):
+        digits = jnp.clip((pattern - base) >> shift, 0, largest).astype(jnp.uint16)
+        # A column's count must fit into 16 bits, too; an odd multiple is not divided by eight either.
+        width = _WIDTH * (2 * (pattern.size // (2 * _WIDTH * largest)) + 1)
+        return jnp.pad(digits, (0, -pattern.size % width)).reshape(-1, width)
+
+    return tuple(of(pattern) for pattern in group)
+
+
 def _at_least(groups: list[Group], thresholds: jax.Array) -> jax.Array:
-    """How many entries of each group are at or above its threshold."""
+    """How many digits of each group are at or above its threshold, which is at least 1."""
 
     def of(group, threshold):
-        return sum(jnp.sum(p >= threshold, dtype=jnp.int32) for p in group)
+        columns = [jnp.sum(d >= threshold, axis=0, dtype=jnp.uint16) for d in group]
+        return sum(jnp.sum(column, dtype=jnp.int32) for column in columns)
 
-    return jnp.stack([of(g, t) for g, t in zip(groups, thresholds, strict=True)])
+    limits = thresholds.astype(jnp.uint16)
+    return jnp.stack([of(g, t) for g, t in zip(groups, limits, strict=True)])
 
 
-def _start(groups: list[Group], counts: jax.Array) -> _Bracket:
-    """The part of all patterns in which samples say that the thresholds must be."""
-    totals = jnp.array([_size(group) for group in groups], jnp.int32)
-    dtype = groups[0][0].dtype
-    bracket = _Bracket(
-        jnp.zeros(len(groups), dtype),
-        jnp.full(len(groups), jnp.iinfo(dtype).max, dtype),
-        totals,
-        jnp.zeros(len(groups), jnp.int32),
-    )
-    samples = jnp.stack([_sample(group) for group in groups])
+def _narrowed_by_sample(groups, samples, counts, bracket) -> _Bracket:
+    """The part of the bracket in which samples say that the thresholds must be."""
     ranks = jax.vmap(_ranks)(samples)
-    shares = counts.astype(jnp.float32) / totals.astype(jnp.float32)
+    shares = counts.astype(jnp.float32) / bracket.count_low.astype(jnp.float32)
     # Two standard deviations of a quantile's rank in a sample: a wrong guess costs time, not truth.
     margins = 2 * jnp.sqrt(jnp.maximum(_FEW * shares * (1 - shares), 1.0))
     for places in (shares * _FEW + margins, shares * _FEW - margins):
         places = jnp.clip(places, 0, _FEW - 1).astype(jnp.int32)
         there = ranks == places[:, None]
-        guesses = jnp.sum(jnp.where(there, samples, 0), axis=1, dtype=dtype)
+        guesses = jnp.maximum(jnp.sum(jnp.where(there, samples, 0), axis=1, dtype=jnp.int32), 1)
         bracket = _narrowed(bracket, guesses, _at_least(groups, guesses), counts)
     return bracket
 
@@ -161,46 +204,60 @@ def _narrowed(bracket: _Bracket, thresholds: Any, found: Any, counts: Any) -> _B
 
 
 def _search(groups: list[Group], counts: jax.Array, bracket: _Bracket) -> _Bracket:
-    """Narrows until exactly as many as wanted are at or above the lower end, or nothing is between."""
+    """Narrows until exactly as many as wanted are at or above the lower end, or nothing is between.
+
+    By the Illinois rule: a guess is interpolated, and an end that stayed twice weighs half as much.
+    """
 
     def unfinished(carry):
-        bracket, _ = carry
-        return jnp.any((bracket.count_low > counts) & (bracket.high - bracket.low > 1))
+        bracket, *_ = carry
+        return jnp.any(_open(bracket))
+
+    def _open(bracket):
+        return (bracket.count_low > counts) & (bracket.high - bracket.low > 1)
 
     def narrow(carry):
-        bracket, turn = carry
+        bracket, weight, turn = carry
+        # Of the m entries inside, the lowest j are too many: the threshold is after the j-th of them.
+        below = (bracket.count_low - counts).astype(jnp.float32) + 0.5
+        above = (counts - bracket.count_high).astype(jnp.float32) + 0.5
+        share = below / (below + above * weight)
+        # On strange distributions interpolation may crawl; halving bounds the worst.
+        share = jnp.where(turn % 6 == 5, jnp.float32(0.5), share)
         span = bracket.high - bracket.low
-        inside = (bracket.count_low - bracket.count_high).astype(jnp.float32)
-        share = (bracket.count_low - counts).astype(jnp.float32) / jnp.maximum(inside, 1)
-        # Interpolation is fast on smooth distributions; every third time, halving bounds the worst.
-        share = jnp.where(turn % 3 == 2, jnp.float32(0.5), share)
         step = (span.astype(jnp.float32) * share).astype(span.dtype)
         thresholds = bracket.low + jnp.clip(step, 1, jnp.maximum(span - 1, 1))
-        # A group that is done stays as it is.
-        thresholds = jnp.where(bracket.count_low > counts, thresholds, bracket.low)
         found = _at_least(groups, thresholds)
-        return _narrowed(bracket, thresholds, found, counts), turn + 1
+        # The weight of the upper end against the lower: below 1 while the lower one moves, else above.
+        rises = found >= counts
+        again = jnp.where(rises, jnp.minimum(weight, 1) / 2, jnp.maximum(weight, 1) * 2)
+        first = jnp.where(rises, weight > 1, weight < 1)
+        weight = jnp.where(first, 1.0, again).astype(jnp.float32)
+        narrower = _narrowed(bracket, thresholds, found, counts)
+        # A group that is done stays as it is.
+        return trees.select(_open(bracket), narrower, bracket), weight, turn + 1
 
-    return jax.lax.while_loop(unfinished, narrow, (bracket, jnp.int32(0)))[0]
+    start = (bracket, jnp.ones(len(groups), jnp.float32), jnp.int32(0))
+    return jax.lax.while_loop(unfinished, narrow, start)[0]
 
 
-def _cuts(tied: list[Group], missing: jax.Array, exact: jax.Array) -> jax.Array:
+def _cuts(groups: list[Group], low: jax.Array, missing: jax.Array, exact: jax.Array) -> Any:
     """The index below which `missing` of a group's ties lie; above all where all ties are kept."""
-    totals = jnp.array([_size(ties) for ties in tied], jnp.int32)
-    places = [_places(ties) for ties in tied]
+    totals = jnp.array([_size(group) for group in groups], jnp.int32)
 
     def below(cuts):
-        def of(ties, places, cut):
-            pairs = zip(ties, places, strict=True)
-            return sum(jnp.sum(tie & (place < cut), dtype=jnp.int32) for tie, place in pairs)
+        def of(group, threshold, cut):
+            pairs = zip(group, _places(group), strict=True)
+            ties = [(p == threshold) & (place < cut) for p, place in pairs]
+            return sum(jnp.sum(tie, dtype=jnp.int32) for tie in ties)
 
-        return jnp.stack([of(*one) for one in zip(tied, places, cuts, strict=True)])
+        return jnp.stack([of(*one) for one in zip(groups, low, cuts, strict=True)])
 
     def halve(carry):
-        low, high = carry
-        middle = low + (high - low) // 2
+        start, end = carry
+        middle = start + (end - start) // 2
         enough = below(middle) >= missing
-        return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
+        return jnp.where(enough, start, middle), jnp.where(enough, middle, end)
 
     start = (jnp.where(exact, totals, -1), totals)
     return jax.lax.while_loop(lambda c: jnp.any(c[1] - c[0] > 1), halve, start)[1]
