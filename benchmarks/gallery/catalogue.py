@@ -3,6 +3,8 @@
 import re
 from typing import Any, NamedTuple
 
+import optax
+
 import fedjax_opt as fo
 from fedjax_opt import optimizers as opt
 
@@ -32,7 +34,14 @@ COLOURS = {
     "optimiser": "#009E73",
     "momentum": "#D55E00",
     "drift": "#332288",
+    "compression": "#56B4E9",
+    "personal": "#882255",
 }
+
+# What a client uses, for algorithms that are judged by their users.
+OWN = "fo.personal_variables(algorithm, state)"
+ONE_STEP = "fo.metrics.fine_tuned(model, state.variables, data, opt.sgd(0.1), 1, batch_size=8)"
+TEN_STEPS = "fo.metrics.fine_tuned(model, state.variables, data, opt.sgd(eta), 10, batch_size=8)"
 
 
 class Entry(NamedTuple):
@@ -43,16 +52,24 @@ class Entry(NamedTuple):
       family: its colour.
       code: the constructor, with `eta` for the step that is tuned. What the page shows is what runs.
       steps: the values of eta.
+      own: where users judge, each client's own model as a function of its id; None where the global
+        model is judged.
     """
 
     title: str
     family: str
     code: str
     steps: tuple[float, ...] = STEPS
+    own: str | None = None
 
     def make(self, eta: Any) -> fo.Algorithm:
         """The algorithm of a step size, a number or a traced value."""
-        return eval(self.code, {"fo": fo, "opt": opt, "eta": eta})
+        return eval(self.code, {"fo": fo, "opt": opt, "optax": optax, "eta": eta})
+
+    def own_models(self, eta: Any, algorithm: Any, state: Any, data: Any) -> Any:
+        """Each client's own model, as a function of its id."""
+        names = {"eta": eta, "model": MODEL, "algorithm": algorithm, "state": state, "data": data}
+        return eval(self.own or OWN, {"fo": fo, "opt": opt, **names})
 
     def shown(self, eta: Any) -> str:
         """The constructor with a number for eta."""
@@ -112,6 +129,39 @@ ENTRIES = {
     "feddyn": Entry("FedDyn", "drift", "fo.feddyn(opt.sgd(eta), alpha=0.1)"),
     "adabest": Entry("AdaBest", "drift", "fo.adabest(opt.sgd(eta), mu=0.02, beta=0.8)"),
     "feddc": Entry("FedDC", "drift", "fo.feddc(opt.sgd(eta), alpha=0.01)"),
+    "ce_fedavg": Entry(
+        "CE-FedAvg", "compression", "fo.ce_fedavg(optax.adam(eta), sparsity=0.9)", SMALL
+    ),
+    "compressed_fedavg": Entry(
+        "Compressed FedAvg", "compression", "fo.compressed_fedavg(opt.sgd(eta), sparsity=0.9)"
+    ),
+    "per_fedavg": Entry(
+        "Per-FedAvg",
+        "personal",
+        "fo.per_fedavg(opt.sgd(eta), adaptation_rate=0.1)",
+        own=ONE_STEP,
+    ),
+    "pfedme": Entry(
+        "pFedMe",
+        "personal",
+        "fo.pfedme(opt.sgd(0.05), regularisation=15.0, learning_rate=eta, inner_steps=5)",
+        MEDIUM,
+        own=OWN,
+    ),
+    "independent": Entry(
+        "Independent clients", "personal", "fo.independent(opt.sgd(eta))", own=OWN
+    ),
+}
+
+# FedAvg as its users judge it, for the plots and the table of personal models. Not plotted by itself.
+REFERENCES = {
+    "fedavg-users": Entry("FedAvg", "average", "fo.fedavg(opt.sgd(eta))", own=OWN),
+    "fedavg-one": Entry(
+        "FedAvg and 1 own step", "average", "fo.fedavg(opt.sgd(eta))", own=ONE_STEP
+    ),
+    "fedavg-ten": Entry(
+        "FedAvg and 10 own steps", "average", "fo.fedavg(opt.sgd(eta))", own=TEN_STEPS
+    ),
 }
 
 # Around FedAvg, so that the table says what a wrapper adds. They are not trained.
@@ -121,6 +171,10 @@ WRAPPERS = {
     "contrastive": "fo.contrastive(fo.fedavg(opt.sgd(0.1)), mu=1.0)",
     "weight_decay": "fo.weight_decay(fo.fedavg(opt.sgd(0.1)), rate=1e-3)",
     "clipped": "fo.clipped(fo.fedavg(opt.sgd(0.1)), max_norm=10.0)",
+    "compressed": (
+        "fo.compressed(\n    fo.fedavg(opt.sgd(0.1)),"
+        " upload=fo.compression.ce_fedavg(0.9), error_feedback=True\n)"
+    ),
     "private": 'fo.private(fo.fedavg(opt.sgd(0.1)), where="params/layer_1/**")',
     "server_optimizer": "fo.server_optimizer(fo.fedavg(opt.sgd(0.1)), opt.adam(0.01))",
     "aggregated": "fo.aggregated(fo.fedavg(opt.sgd(0.1)), fo.aggregators.trimmed_mean(0.1))",

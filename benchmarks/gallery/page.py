@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from catalogue import ENTRIES, MODEL, TASK, WRAPPERS
+from catalogue import ENTRIES, MODEL, REFERENCES, TASK, WRAPPERS, Entry
 
 import fedjax_opt as fo
 from fedjax_opt import optimizers as opt
@@ -49,17 +49,21 @@ def cost_cells(algorithm: fo.Algorithm, columns: Any = COST_COLUMNS) -> list[str
 def generated_parts(results: dict[str, Any]) -> dict[str, str]:
     """The parts of the page that this script writes, by their names."""
     trained = results["algorithms"]
-    named = {key: f"[{e.title}](#{anchor(key)})" for key, e in ENTRIES.items()}
     made = {key: e.make(trained[key]["step"]) for key, e in ENTRIES.items()}
     cells = {key: cost_cells(algorithm) for key, algorithm in made.items()}
     with_server = {**COST_COLUMNS, "server_memory": "server memory"}
     parts = {
         "costs": table(
-            ["algorithm", *COST_COLUMNS.values()], [[named[key], *cells[key]] for key in ENTRIES]
+            ["algorithm", *COST_COLUMNS.values()],
+            [[linked(key, entry), *cells[key]] for key, entry in ENTRIES.items()],
         ),
-        "measured": table(
-            ["algorithm", "step", "accuracy", f"rounds to {TASK['target']:.0%}"],
-            [[named[key], *measured_cells(trained[key])] for key in ENTRIES],
+        "measured": measured(
+            {key: entry for key, entry in ENTRIES.items() if entry.own is None}, trained, "accuracy"
+        ),
+        "users": measured(
+            {**REFERENCES, **{key: entry for key, entry in ENTRIES.items() if entry.own}},
+            {**trained, **results["references"]},
+            "user accuracy",
         ),
         "wrappers": table(
             ["wrapper around FedAvg", *with_server.values()],
@@ -74,7 +78,8 @@ def generated_parts(results: dict[str, Any]) -> dict[str, str]:
             [
                 python_block(entry.shown(trained[key]["step"])),
                 table(list(COST_COLUMNS.values()), [cells[key]]),
-                f"![{entry.title}: test accuracy over the rounds](images/gallery/{key}.svg)",
+                f"![{entry.title}: {'user' if entry.own else 'test'} accuracy over the rounds]"
+                f"(images/gallery/{key}.svg)",
             ]
         )
     for name, code in WRAPPERS.items():
@@ -90,6 +95,19 @@ def anchor(key: str) -> str:
 def make_wrapped(name: str) -> fo.Algorithm:
     """FedAvg in a wrapper."""
     return eval(WRAPPERS[name], {"fo": fo, "opt": opt})
+
+
+def linked(key: str, entry: Entry) -> str:
+    """A name that leads to its section."""
+    return f"[{entry.title}](#{anchor(key)})"
+
+
+def measured(entries: dict[str, Entry], trained: dict[str, Any], accuracy: str) -> str:
+    """A table of measurements."""
+    return table(
+        ["algorithm", "step", accuracy, f"rounds to {TASK['target']:.0%}"],
+        [[linked(key, entry), *measured_cells(trained[key])] for key, entry in entries.items()],
+    )
 
 
 def measured_cells(trained: dict[str, Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 The step sizes and the seeds of an algorithm are one program: a `vmap` of `run_rounds`.
 
-Run:  python benchmarks/gallery/run.py             (trains all; twelve minutes on two cores)
+Run:  python benchmarks/gallery/run.py             (trains all; seventeen minutes on two cores)
       python benchmarks/gallery/run.py --redraw    (from benchmarks/results/gallery.json, no training)
 """
 
@@ -11,12 +11,13 @@ import json
 import pathlib
 import re
 import time
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from catalogue import COLOURS, ENTRIES, MODEL, TASK, Entry
+from catalogue import COLOURS, ENTRIES, MODEL, REFERENCES, TASK, Entry
 from page import costs, fill_page, generated_parts
 
 import fedjax_opt as fo
@@ -25,6 +26,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "gallery.json"
 PAGE = ROOT / "docs" / "gallery.md"
 IMAGES = ROOT / "docs" / "images" / "gallery"
+TRAINED = {**ENTRIES, **REFERENCES}
 
 
 def load_data() -> tuple[fo.ClientData, Any]:
@@ -34,15 +36,35 @@ def load_data() -> tuple[fo.ClientData, Any]:
     return fo.ClientData.from_arrays(train, owners, TASK["clients"]), test
 
 
+def user_accuracy(own: Any, data: fo.ClientData, test: Any) -> jax.Array:
+    """The mean over clients of their own models' accuracy, had the test set their labels' proportions.
+
+    Most clients have too few digits to spare some for a test. Each class is therefore tested on all test
+    examples of it, and counts as often as the client has it.
+    """
+    labels = [np.bincount(data[client]["y"], minlength=10) for client in range(data.num_clients)]
+    shares = np.array([counts / counts.sum() for counts in labels], np.float32)
+    by_class = fo.ClientData.from_arrays(test, test["y"])
+
+    def of_client(client):
+        return fo.evaluate_clients(MODEL, own(client), by_class)["accuracy"]
+
+    found = jax.vmap(of_client)(jnp.arange(data.num_clients, dtype=jnp.int32))
+    return jnp.mean(jnp.sum(shares * found, axis=1))
+
+
 def train(entry: Entry, data: fo.ClientData, test: Any) -> tuple[np.ndarray, np.ndarray]:
     """Accuracies `[steps, seeds, evaluations]`, and whether all losses were finite `[steps]`."""
 
-    def accuracy(state):
-        return fo.evaluate(MODEL, state.variables, test, batch_size=512)["accuracy"]
+    def accuracy(eta, algorithm, state):
+        if entry.own is None:
+            return fo.evaluate(MODEL, state.variables, test, batch_size=512)["accuracy"]
+        return user_accuracy(entry.own_models(eta, algorithm, state, data), data, test)
 
     def one_run(eta, seed):
         algorithm, key = entry.make(eta), jax.random.key(seed)
         start = fo.init_state(algorithm, MODEL.init(key, data[0]), data.num_clients, key)
+        judged = partial(accuracy, eta, algorithm)
 
         def some_rounds(state, _):
             run = fo.run_rounds(
@@ -50,15 +72,15 @@ def train(entry: Entry, data: fo.ClientData, test: Any) -> tuple[np.ndarray, np.
                 cohort_size=TASK["cohort_size"], local_steps=TASK["local_steps"],
                 batch_size=TASK["batch_size"], strategy="vmap",
             )  # fmt: skip
-            return run.state, (accuracy(run.state), jnp.all(run.history.finite))
+            return run.state, (judged(run.state), jnp.all(run.history.finite))
 
         evaluations = TASK["rounds"] // TASK["evaluate_every"]
         _, (curve, finite) = jax.lax.scan(some_rounds, start, length=evaluations)
-        return jnp.concatenate([accuracy(start)[None], curve]), jnp.all(finite)
+        return jnp.concatenate([judged(start)[None], curve]), jnp.all(finite)
 
     grid = jax.jit(jax.vmap(jax.vmap(one_run, in_axes=(None, 0)), in_axes=(0, None)))
     curves, finite = grid(jnp.array(entry.steps), jnp.arange(TASK["seeds"]))
-    return np.asarray(curves, np.float64), np.asarray(finite).all(axis=1)
+    return np.asarray(curves, np.float64), np.array([all(seeds) for seeds in np.asarray(finite)])
 
 
 def summarise(entry: Entry, curves: np.ndarray, finite: np.ndarray) -> dict[str, Any]:
@@ -96,25 +118,35 @@ def plot_title(key: str, results: dict[str, Any]) -> str:
 
 
 def draw(results: dict[str, Any]) -> None:
-    """One plot for each algorithm, with FedAvg in grey; the same axes in all of them."""
+    """One plot for each algorithm, with FedAvg in grey; the same axes in all of them.
+
+    Personal models are also compared with what each client makes of FedAvg's by ten steps of its own.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "gallery"  # the same file for the same curves
     import matplotlib.pyplot as plt
 
-    rounds, trained = results["rounds"], results["algorithms"]
+    rounds, trained = results["rounds"], {**results["algorithms"], **results["references"]}
     IMAGES.mkdir(parents=True, exist_ok=True)
     for key, entry in ENTRIES.items():
         figure, axis = plt.subplots(figsize=(4.5, 2.6), layout="constrained", facecolor="white")
-        shown = {"fedavg": "0.55", key: COLOURS[entry.family]}
+        by_users = entry.own is not None
+        shown = {"fedavg-users" if by_users else "fedavg": "0.55", key: COLOURS[entry.family]}
+        if by_users:
+            tuned = REFERENCES["fedavg-ten"].title
+            axis.plot(
+                rounds, trained["fedavg-ten"]["mean"], "--", color="0.55", label=tuned, lw=1.2
+            )
         for name, colour in shown.items():
             curve = trained[name]
             axis.fill_between(
                 rounds, curve["min"], curve["max"], color=colour, alpha=0.2, linewidth=0
             )
-            axis.plot(rounds, curve["mean"], color=colour, label=ENTRIES[name].title, linewidth=1.6)
-        axis.set(xlim=(0, rounds[-1]), ylim=(0.5, 1), xlabel="round", ylabel="test accuracy")
+            axis.plot(rounds, curve["mean"], color=colour, label=TRAINED[name].title, linewidth=1.6)
+        judged = "user accuracy" if by_users else "test accuracy"
+        axis.set(xlim=(0, rounds[-1]), ylim=(0.5, 1), xlabel="round", ylabel=judged)
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(loc="best", edgecolor="none", framealpha=0.7)
@@ -141,10 +173,11 @@ def as_json(results: dict[str, Any]) -> str:
 def train_all(names: list[str]) -> dict[str, Any]:
     """Trains the named algorithms, and keeps what was saved of the others."""
     data, test = load_data()
-    saved = load_results()["algorithms"] if RESULTS.exists() else {}
+    found = load_results() if RESULTS.exists() else {}
+    saved = {**found.get("algorithms", {}), **found.get("references", {})}
     for name in names:
         start = time.perf_counter()
-        saved[name] = summarise(ENTRIES[name], *train(ENTRIES[name], data, test))
+        saved[name] = summarise(TRAINED[name], *train(TRAINED[name], data, test))
         saved[name]["seconds"] = round(time.perf_counter() - start, 1)
         jax.clear_caches()
         print(
@@ -157,15 +190,16 @@ def train_all(names: list[str]) -> dict[str, Any]:
         "versions": {"fedjax_opt": fo.__version__, "jax": jax.__version__},
         "rounds": evaluated_rounds(),
         "algorithms": {name: saved[name] for name in ENTRIES if name in saved},
+        "references": {name: saved[name] for name in REFERENCES if name in saved},
     }
 
 
 def main() -> None:
     """Trains, saves, draws, and writes the page's tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--redraw", action="store_true", help="plots and tables of what was saved")
     parser.add_argument(
-        "--only", nargs="+", choices=list(ENTRIES), default=list(ENTRIES), help="train these again"
+        "--only", nargs="+", choices=list(TRAINED), default=list(TRAINED), help="train these again"
     )
     options = parser.parse_args()
     if not options.redraw:

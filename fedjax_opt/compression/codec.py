@@ -103,7 +103,7 @@ def compress(
     own = [i for i, slot in enumerate(slots) if slot.leader == i]
     values = {i: _as_vector(leaves[i]) for i, slot in enumerate(slots) if slot.leader is not None}
     seed, select_key = None, key
-    if codec.by_seed:
+    if codec.by_seed and key is not None:
         seed = jax.random.bits(key, (2,), jnp.uint32)
         select_key = _key_of(seed)
     marks, factors = _select(codec, tuple(values[i] for i in own), select_key)
@@ -252,7 +252,8 @@ def _leaf_bytes(codec, index, slot, tensor):
 
 def varint_bytes(number: jax.Array) -> jax.Array:
     """The length of an unsigned int32 in seven bits to a byte."""
-    return 1 + sum((number >= 2**bits).astype(jnp.int32) for bits in (7, 14, 21, 28))
+    limits = 2 ** jnp.array([7, 14, 21, 28], jnp.int32)
+    return 1 + jnp.sum(number >= limits, dtype=jnp.int32)
 
 
 def _as_vector(leaf):

@@ -100,6 +100,13 @@ def private(
       ...     fo.fedavg(fo.optimizers.sgd(0.1)), where="params/**/BatchNorm_*/{scale,bias}"
       ... )
 
+      A server optimiser inside acts on private leaves, too, on their client; outside of `private` it
+      acts on shared leaves alone, as the thesis's MTFL(FedAdam) has it:
+
+      >>> algorithm = fo.server_optimizer(
+      ...     fo.private(fo.fedavg(fo.optimizers.sgd(0.1)), where="state/**"), fo.optimizers.adam(0.01)
+      ... )
+
       Batch statistics that stay at home:
 
       >>> algorithm = fo.private(fo.fedavg(fo.optimizers.sgd(0.1)), where="state/**")

@@ -1,0 +1,176 @@
+"""CE-FedAvg against FedAvg with the same codec: rounds, and bytes, until MNIST is right 97 times in 100.
+
+The part `main` is the entry W = 20, C = 0.5, Y = 2 of the CE-FedAvg thesis's tables 3.2 (s = 0.9) and
+3.1 (s = 0.6) for the network MNIST-2NN; `more` has s = 0.95 (table 3.3), clients with examples of all
+classes (Y = 10), both algorithms with nothing compressed, and Adam without its bias correction. The
+learning rate of FedAvg is searched for each entry with a seed of its own, Adam's is 0.001. Then come the
+seeds that count: the split, the first weights and the cohorts follow from them. Every finished run is
+saved at once, and a second start goes on where the first one ended.
+
+Run:  python benchmarks/compression/run.py                  (two hours on two cores)
+      python benchmarks/compression/run.py --parts main
+      python benchmarks/compression/run.py --quick          (30 rounds at s = 0.9, a minute, not saved)
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import sys
+import time
+
+import fedjax_opt as fo
+
+fo.use_cpu_devices()  # before JAX starts
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+from task import ADAM_RATE, FEDAVG_RATES, MODEL, TASK, Setting, build, clients  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+import mnist  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results" / "compression.json"
+SEARCH_SEED = 100
+CHUNK = 10  # rounds in one program
+BOTH = ("CE-FedAvg", "FedAvg")
+# What is shown first comes first.
+SETTINGS = {
+    "main": [Setting(name, s, 2) for s in (0.9, 0.6) for name in BOTH],
+    "more": [
+        *(Setting(name, 0.95, 2) for name in BOTH),
+        *(Setting(name, 0.9, 10) for name in BOTH),
+        *(Setting(name, None, 2) for name in BOTH),
+        Setting("CE-FedAvg, uncorrected", 0.9, 2),
+    ],
+}
+
+
+def train(algorithm, data, test, seed, rounds):
+    """Test accuracy and mean bytes per upload of every round, until the target or for all rounds."""
+    key = jax.random.key(seed)
+    variables = MODEL.init(jax.random.fold_in(key, 0), data[0])
+    state = fo.init_state(algorithm, variables, TASK["clients"], jax.random.fold_in(key, 1))
+    state, accuracy, sent = fo.place(state), [], []
+    while len(accuracy) < rounds and max(accuracy, default=0.0) < TASK["target"]:
+        run = fo.run_rounds(
+            algorithm, MODEL, data, state, CHUNK, cohort_size=TASK["cohort_size"],
+            batch_size=TASK["batch_size"], local_epochs=TASK["epochs"], validation=test,
+            diagnostics=["upload_bytes"],
+        )  # fmt: skip
+        state = run.state
+        finite = np.asarray(run.history.finite)
+        seen = run.history.diagnostics
+        accuracy += np.asarray(seen["validation_accuracy"])[finite].tolist()
+        sent += np.asarray(seen["upload_bytes"])[finite].tolist()
+        if not finite.all():
+            print(f"  not finite after round {len(accuracy)}", flush=True)
+            break
+    return accuracy[:rounds], sent[:rounds]
+
+
+def first_at_target(accuracy):
+    """The first round at which the target was reached, or None."""
+    rounds = range(1, len(accuracy) + 1)
+    return fo.metrics.rounds_to_target(rounds, accuracy, TASK["target"])
+
+
+def search(setting, train_set, test, limit):
+    """Learning rates of FedAvg, the soonest at the target first; a rate later than the best is given up.
+
+    Where the best is the smallest or the largest, the next one by a factor of two is tried as well.
+    """
+    data, tried, waiting = clients(train_set, setting, SEARCH_SEED), [], list(FEDAVG_RATES)
+    while waiting:
+        rate = waiting.pop(0)
+        accuracy, _ = train(build(setting, rate), data, test, SEARCH_SEED, limit)
+        reached = first_at_target(accuracy)
+        best = round(max(accuracy, default=0.0), 4)
+        tried.append({"rate": rate, "rounds": reached, "tried": len(accuracy), "best": best})
+        print(f"  {rate:g}: {reached or 'X'} (best {best})", flush=True)
+        limit = reached or limit
+        tried.sort(key=lambda one: (one["rounds"] or float("inf"), -one["best"]))
+        if not waiting and len(tried) < len(FEDAVG_RATES) + 2:
+            rates = [one["rate"] for one in tried]
+            factor = {min(rates): 0.5, max(rates): 2.0}.get(rates[0])
+            waiting = [] if factor is None else [rates[0] * factor]
+    return tried
+
+
+def measure(settings, saved, arrays, options, save):
+    """Searches and runs what is not yet saved."""
+    train_set, test = arrays
+    test = fo.place(test)
+    for setting in settings:
+        name, rate = setting.name, ADAM_RATE
+        if setting.algorithm == "FedAvg":
+            if name not in saved["search"]:
+                print(f"{name}: search", flush=True)
+                saved["search"][name] = search(setting, train_set, test, options.rounds)
+                save()
+            rate = saved["search"][name][0]["rate"]
+        for seed in range(options.seeds):
+            old = saved["runs"].get(f"{name}/{seed}")
+            if old and (old["rounds"] or old["limit"] >= options.rounds):
+                continue
+            started = time.perf_counter()
+            data = clients(train_set, setting, seed)
+            accuracy, sent = train(build(setting, rate), data, test, seed, options.rounds)
+            reached = first_at_target(accuracy)
+            saved["runs"][f"{name}/{seed}"] = {
+                "rate": rate,
+                "rounds": reached,
+                "limit": options.rounds,
+                "megabytes": round(sum(sent[:reached]) / 1e6, 3),
+                "bytes_per_upload": round(float(np.mean(sent)), 1),
+                "accuracy": [round(value, 4) for value in accuracy],
+                "seconds": round(time.perf_counter() - started, 1),
+            }
+            save()
+            found = saved["runs"][f"{name}/{seed}"]
+            print(
+                f"{name}/{seed}: {reached or 'X'} rounds (best {max(accuracy):.4f}),"
+                f" {found['megabytes']} MB, {found['seconds']} s",
+                flush=True,
+            )
+
+
+def main():
+    """Measures what is missing, and saves it as it comes."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--data", help="the directory of MNIST's four files")
+    parser.add_argument("--parts", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--rounds", type=int, default=400, help="at most")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="30 rounds; nothing is saved")
+    parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
+    options = parser.parse_args()
+    arrays = mnist.load(options.data)
+    saved = {"task": TASK, "search_seed": SEARCH_SEED, "search": {}, "runs": {}}
+    if options.quick:
+        options.rounds, options.seeds = 30, 1
+        settings = SETTINGS["main"][:2]
+        saved["search"] = {setting.name: [{"rate": FEDAVG_RATES[0]}] for setting in settings}
+        measure(settings, saved, arrays, options, lambda: None)
+        return
+    if options.results.exists():
+        saved = json.loads(options.results.read_text(encoding="utf-8"))
+        if saved["task"] != TASK:
+            raise SystemExit(
+                f"{options.results} holds another task: {saved['task']}. Move it away."
+            )
+
+    def save():
+        text = re.sub(r"\[[^][{]*\]", lambda m: " ".join(m[0].split()), json.dumps(saved, indent=1))
+        fresh = options.results.with_suffix(".tmp")
+        fresh.write_text(text + "\n", encoding="utf-8")  # every list of numbers on one line
+        os.replace(fresh, options.results)
+
+    for part in options.parts:
+        measure(SETTINGS[part], saved, arrays, options, save)
+
+
+if __name__ == "__main__":
+    main()
