@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from fedjax_opt.compression import bits
 
+pytestmark = pytest.mark.slow  # NumPy alone: another version of jax changes nothing
+
 
 def as_integer(stream):
     """All bits of a stream as one integer, the first the lowest."""
