@@ -148,16 +148,15 @@ def _thresholds(groups: list[Group], counts: jax.Array) -> _Bracket:
 
 
 def _digits(group: Group, base: jax.Array, shift: int) -> Group:
-    """How far entries lie above a base, in units of 2^shift; 0 below it and in what fills up rows."""
-    largest = 2**_DIGIT - 1
-
-    def of(pattern):
+    """How far entries lie above a base, in units of 2^shift, as rows and a rest; 0 below it."""
+    largest, parts = 2**_DIGIT - 1, []
+    for pattern in group:
         digits = jnp.clip((pattern - base) >> shift, 0, largest).astype(jnp.uint16)
         # A column's count must fit into 16 bits, too; an odd multiple is not divided by eight either.
         width = _WIDTH * (2 * (pattern.size // (2 * _WIDTH * largest)) + 1)
-        return jnp.pad(digits, (0, -pattern.size % width)).reshape(-1, width)
-
-    return tuple(of(pattern) for pattern in group)
+        whole = pattern.size // width * width
+        parts += [digits[:whole].reshape(-1, width), digits[None, whole:]]
+    return tuple(parts)
 
 
 def _at_least(groups: list[Group], thresholds: jax.Array) -> jax.Array:

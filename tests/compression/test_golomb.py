@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from fedjax_opt.compression import bits, golomb
 from tests.oracles.reference import TRAJECTORIES
 
+pytestmark = pytest.mark.slow  # bytes are made by NumPy, from codes that other tests ask for
+
 PUBLISHED = json.loads((TRAJECTORIES.parent / "cefedavg-compression.json").read_text())["golomb"]
 SPARSITIES = [0.001, 0.1, 0.3, 0.5, 0.6, 0.618, 0.619, 0.7, 0.9, 0.95, 0.99, 0.999, 1 - 1e-9]
 

@@ -22,6 +22,8 @@ from fedjax_opt.compression.codec import (
 )
 from fedjax_opt.compression.layout import layout
 
+pytestmark = pytest.mark.slow  # bytes are made by NumPy, from codes that other tests ask for
+
 KEY = jax.random.key(1)
 CODECS = {
     "nothing": lambda s: fc.Codec(),
