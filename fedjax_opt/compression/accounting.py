@@ -41,7 +41,7 @@ def formula_bits(variables: Any, sparsity: float, moments: bool = False) -> floa
       >>> import jax.numpy as jnp
       >>> from fedjax_opt import compression
       >>> round(compression.formula_bits({"w": jnp.zeros(100_000)}, 0.9))
-      127563
+      127718
     """
     sparsity = checks.number("sparsity", sparsity, low=0, high=1, open_low=True, open_high=True)
     sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(_params(variables))]
@@ -86,7 +86,7 @@ def expected_bytes(codec: Codec, like: Any) -> float | None:
       >>> import jax.numpy as jnp
       >>> from fedjax_opt import compression
       >>> round(compression.expected_bytes(compression.ce_fedavg(0.9), {"w": jnp.zeros(100_000)}))
-      15955
+      15974
     """
     if checks.is_traced(*(sparsifier.sparsity for sparsifier in codec.sparsifiers)):
         return None

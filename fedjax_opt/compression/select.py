@@ -21,7 +21,7 @@ from fedjax_opt.core import trees
 Group = tuple[jax.Array, ...]
 
 # So few entries are compared each with each, which needs no loop.
-_FEW = 256
+_FEW = 128
 # The bits of a pattern that one search is over.
 _DIGIT = 16
 # Entries are counted in columns. XLA's CPU compiler leaves a sum over rows to LLVM, which makes it three
