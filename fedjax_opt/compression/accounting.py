@@ -125,7 +125,7 @@ def _expected_leaf(codec, index, slot, size):
     head += header.size * jnp.dtype(header.dtype).itemsize
     if quantiser.radix == 3:
         return head + positions / 8 + -(-count // 5)
-    width = int(quantiser.radix).bit_length() - 1
+    width = quantiser.width
     # Half a byte of padding, on average.
     return head + (positions + count * width + (3.5 if positions else 0)) / 8
 

@@ -244,7 +244,7 @@ def _leaf_bytes(codec, index, slot, tensor):
     quantiser = quantiser_of(codec, index, slot)
     if quantiser is not None and quantiser.radix == 3:
         return head + (positions + 7) // 8 + (count + 4) // 5
-    width = slot.dtype.itemsize * 8 if quantiser is None else int(quantiser.radix).bit_length() - 1
+    width = slot.dtype.itemsize * 8 if quantiser is None else quantiser.width
     # Whole bytes first: the bits of a large tensor would not fit into int32.
     bits = positions % 8 + (count % 8) * width
     return head + positions // 8 + (count // 8) * width + (bits + 7) // 8

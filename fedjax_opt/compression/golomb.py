@@ -14,7 +14,7 @@ Erratum: (3.4) of the thesis prints (phi - 1) / s inside the logarithm.
 
 Reference:
   Golomb. Run-length encodings. 1966. Rice. Some practical universal noiseless coding techniques. 1979.
-  Mills. Communication-efficient and personalised federated learning. Thesis, section 3.2.
+  Mills. Federated machine learning in edge computing. PhD thesis, University of Exeter, section 3.2.
 """
 
 import math
@@ -224,6 +224,4 @@ def decode(
 
 
 def _parameter(b):
-    if checks.integer("b", b, low=0) > LARGEST_PARAMETER:
-        raise ValueError(f"b must lie in [0, {LARGEST_PARAMETER}], got {b}.")
-    return int(b)
+    return checks.integer("b", b, low=0, high=LARGEST_PARAMETER)

@@ -47,26 +47,27 @@ class Quantiser(NamedTuple):
     radix: StaticInt
     random: StaticInt
 
+    @property
+    def width(self) -> int:
+        """The bits of a code, where the number of codes is a power of 2."""
+        return int(self.radix).bit_length() - 1
+
 
 def uniform_quantiser(bits: int, stochastic: bool) -> Quantiser:
     """Evenly spaced codes between the extremes of each sign."""
-    half = StaticInt(2 ** (bits - 1))
-    return Quantiser(
-        Partial(_uniform, half, StaticInt(stochastic)),
-        Partial(_uniform_restored, half),
-        StaticInt(2 * half),
-        StaticInt(stochastic),
-    )
+    return _in_two_halves(_uniform, _uniform_restored, bits, stochastic)
 
 
 def exponential_quantiser(bits: int, stochastic: bool) -> Quantiser:
     """Evenly spaced logarithms of the magnitudes."""
-    half = StaticInt(2 ** (bits - 1))
+    return _in_two_halves(_exponential, _exponential_restored, bits, stochastic)
+
+
+def _in_two_halves(quantise, restore, bits, stochastic) -> Quantiser:
+    """A quantiser whose codes are parted in the middle, by sign."""
+    half, random = StaticInt(2 ** (bits - 1)), StaticInt(stochastic)
     return Quantiser(
-        Partial(_exponential, half, StaticInt(stochastic)),
-        Partial(_exponential_restored, half),
-        StaticInt(2 * half),
-        StaticInt(stochastic),
+        Partial(quantise, half, random), Partial(restore, half), StaticInt(2 * half), random
     )
 
 

@@ -193,7 +193,7 @@ def _leaf(codec, index, slot: Slot, tensor: Tensor, places) -> list[bytes]:
         head.append(bits.join(streams).data.tobytes())
         streams = [bits.pack_ternary(codes)]
     else:
-        streams.append(bits.pack(codes, int(quantiser.radix).bit_length() - 1))
+        streams.append(bits.pack(codes, quantiser.width))
     return [*head, bits.join(streams).data.tobytes()]
 
 
@@ -235,7 +235,7 @@ def _read_leaf(codec, reader, index, slot: Slot, template: Tensor, mark, places)
         stream = reader.stream(positions)
         codes = bits.unpack_ternary(reader.stream(bits.ternary_bits(count)), count)
     else:
-        width = 8 * dtype.itemsize if quantiser is None else int(quantiser.radix).bit_length() - 1
+        width = 8 * dtype.itemsize if quantiser is None else quantiser.width
         stream = reader.stream(positions + count * width)
         last = bits.part(stream, positions, count * width)
         codes = _from_bytes(last.data, dtype) if quantiser is None else bits.unpack(last, width)

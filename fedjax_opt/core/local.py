@@ -10,7 +10,7 @@ from fedjax_opt.core import diagnostics, messages, trees
 from fedjax_opt.core.algorithm import Algorithm, Context, Uniform, get_variables
 from fedjax_opt.core.model import Model, Objective
 
-# Steps and probes have streams of their own below this one; see batching.py and feeding.py.
+# Never the number of a local step, nor of the streams of rows (batching.py) and probes (feeding.py).
 _OWN = 2**31 - 5
 
 # feed, key, step -> (batch, mask): how one client's k-th minibatch comes about.

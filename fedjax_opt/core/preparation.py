@@ -119,10 +119,11 @@ def _check_population(state, num_clients):
 def _check_client_test(client_test, num_clients):
     if client_test is None:
         return None
-    if getattr(client_test, "sizes", None) is None or client_test.sizes.shape != (num_clients,):
+    sizes = getattr(client_test, "sizes", None)
+    if sizes is None or sizes.shape != (num_clients,):
+        got = type(client_test).__name__ if sizes is None else f"{sizes.shape[0]} clients"
         raise ValueError(
-            f"client_test must be a ClientData of the same {num_clients} clients, got"
-            f" {getattr(client_test, 'sizes', np.zeros(0)).shape[0]} clients."
+            f"client_test must be a ClientData of the same {num_clients} clients, got {got}."
         )
     return client_test
 
