@@ -19,9 +19,6 @@ from fedjax_opt.core.round import Info, federated_round, full_gradient
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.core.strategies import Strategy
 
-# Rounds are below 2^31 - 1, so this one never names a round's stream of random numbers.
-_COHORTS = 2**31 - 1
-
 
 class Run(NamedTuple):
     """What many rounds gave.
@@ -137,8 +134,7 @@ def _scan_rounds(traced: Traced, state: FederatedState, fixed: Fixed, rounds: in
 def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[FederatedState, Info]:
     """Draws the cohort, its minibatches and its numbers of steps, and plays the round."""
     data, sizes = traced.data, jnp.asarray(traced.data.sizes)
-    cohort_key = jax.random.fold_in(state.key, _COHORTS)
-    cohort, done = traced.sampler.draw(cohort_key, state.round, sizes.shape[0])
+    cohort, done = traced.sampler.draw(state.cohort_key, state.round, sizes.shape[0])
     present = done.astype(bool)
     cohort = jnp.where(present, cohort, 0)
     steps = _local_steps(traced, fixed, state, cohort, sizes)

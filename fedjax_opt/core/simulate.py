@@ -1,5 +1,6 @@
 """A run driven from the host, in chunks: progress, evaluation, callbacks, checkpoints between them."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -22,6 +23,7 @@ from fedjax_opt.core.preparation import Fixed, Traced, prepare
 from fedjax_opt.core.run import one_round, settle_strategy
 from fedjax_opt.core.state import FederatedState, init_state
 from fedjax_opt.core.strategies import Strategy, place
+from fedjax_opt.core.streaming import Resident, Stream, on_host
 
 _DEFAULT_CHUNK = 10
 
@@ -98,7 +100,8 @@ def simulate(
     Args:
       algorithm: the algorithm; with a `learning_rate`, a function of it that returns the algorithm.
       model: the model.
-      data: a `ClientData` to train on.
+      data: a `ClientData` to train on. If its examples are memory-mapped (`fo.data.open_stored`), they
+        stay on the host: each chunk is sent those of its cohorts, read while the last one computes.
       rounds: the number of rounds that the state should have when it is done.
       cohort_size: S clients in every round, drawn uniformly; or give a `sampler`.
       sampler: how the cohort is drawn; see `fedjax_opt.cohorts`.
@@ -165,21 +168,27 @@ def simulate(
         elapsed = log.seconds
     # The state is copied, since its buffers are given up to the program: the caller keeps theirs.
     current = jax.tree.map(jnp.copy, start)
-    traced, current, test, client_test = place((traced, current, test, client_test), fixed.strategy)
+    source = _source(traced, fixed, start.cohort_key, chunk)
+    traced, current, test, client_test = place(
+        (traced._replace(data=None), current, test, client_test), fixed.strategy
+    )
     callbacks = tuple(callbacks)
     started = time.perf_counter() - elapsed
     stopped = f"{rounds} rounds done"
     done = int(start.round)
-    with tqdm(
+    bar = tqdm(
         total=rounds,
         initial=done,
         desc=description,
         unit="round",
         disable=None if progress else True,
-    ) as bar:
+    )
+    with bar, contextlib.closing(source):
         while done < rounds:
-            count = jnp.int32(min(chunk, rounds - done))
-            current, infos, played = _play(traced, current, count, fixed, chunk)
+            count = min(chunk, rounds - done)
+            now = traced._replace(data=source.take(done, count))
+            source.prefetch(done + count, min(chunk, rounds - done - count))
+            current, infos, played = _play(now, current, jnp.int32(count), fixed, chunk)
             log.add_rounds(infos, int(played))
             if not log.finite:
                 stopped = log.describe_failure()
@@ -208,6 +217,17 @@ def _first_state(algorithm, model, data, batch_size, seed) -> FederatedState:
     key = jax.random.key(seed)
     variables = model.init(jax.random.fold_in(key, 0), sample)
     return init_state(algorithm, variables, len(data.sizes), jax.random.fold_in(key, 1))
+
+
+def _source(traced: Traced, fixed: Fixed, key: jax.Array, chunk: int) -> Resident | Stream:
+    if not on_host(traced.data):
+        return Resident(traced.data, fixed.strategy)
+    if "momentum_deviation" in fixed.diagnostics:
+        raise ValueError(
+            "diagnostics: 'momentum_deviation' needs all examples in every round, but those of data"
+            " are memory-mapped, and only the cohorts' are read. Leave it out, or use data in memory."
+        )
+    return Stream(traced.data, fixed.strategy, traced.sampler, key, chunk)
 
 
 @partial(jax.jit, static_argnames=("fixed", "length"), donate_argnames="state")

@@ -10,6 +10,9 @@ from fedjax_opt.core import checks
 from fedjax_opt.core.algorithm import Algorithm, get_variables
 from fedjax_opt.core.model import Variables
 
+# Rounds are below 2^31 - 1, so this one never names a round's stream of random numbers.
+_COHORTS = 2**31 - 1
+
 
 class FederatedState(NamedTuple):
     """All that must be kept to go on: save it, load it, and the run continues bit for bit.
@@ -35,6 +38,11 @@ class FederatedState(NamedTuple):
     def variables(self) -> Variables:
         """The global model."""
         return get_variables(self.server)
+
+    @property
+    def cohort_key(self) -> jax.Array:
+        """The key that the cohorts of all rounds are drawn with."""
+        return jax.random.fold_in(self.key, _COHORTS)
 
 
 def check_state(algorithm: Algorithm, state: FederatedState) -> None:

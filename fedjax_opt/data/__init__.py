@@ -7,4 +7,8 @@ from fedjax_opt.data.noise import with_noise as with_noise
 from fedjax_opt.data.partition import dirichlet as dirichlet
 from fedjax_opt.data.partition import iid as iid
 from fedjax_opt.data.partition import label_shards as label_shards
+from fedjax_opt.data.storage import collect as collect
+from fedjax_opt.data.storage import open_stored as open_stored
+from fedjax_opt.data.storage import store as store
+from fedjax_opt.data.storage import stored_names as stored_names
 from fedjax_opt.data.synthetic import quadratics as quadratics

@@ -94,7 +94,7 @@ class ClientData:
             raise ValueError(
                 f"clients must agree in the shape of an example, but they do not: {error}."
             ) from error
-        return cls._from_sizes(examples, np.asarray(sizes), allow_empty)
+        return cls.from_sizes(examples, sizes, allow_empty=allow_empty)
 
     @classmethod
     def from_mapping(cls, clients: Mapping[Any, Any], *, allow_empty: bool = False) -> "ClientData":
@@ -148,15 +148,34 @@ class ClientData:
         order = np.argsort(client_ids, kind="stable")
         examples = jax.tree.map(lambda x: np.asarray(x)[order], arrays)
         sizes = np.bincount(client_ids, minlength=count)
-        return cls._from_sizes(examples, sizes, allow_empty)
+        return cls.from_sizes(examples, sizes, allow_empty=allow_empty)
 
     @classmethod
-    def _from_sizes(cls, examples, sizes, allow_empty):
+    def from_sizes(cls, examples: Any, sizes: Any, *, allow_empty: bool = False) -> "ClientData":
+        """From examples that are grouped by client already; they are not copied.
+
+        Args:
+          examples: a pytree of arrays `[total, ...]`, those of client 0 first.
+          sizes: int `[N]`, how many belong to each client.
+          allow_empty: accept clients without examples.
+
+        Example:
+          >>> import numpy as np
+          >>> import fedjax_opt as fo
+          >>> fo.ClientData.from_sizes({"x": np.arange(5)}, sizes=[2, 3])[1]["x"].tolist()
+          [2, 3, 4]
+        """
+        sizes = np.asarray(sizes)
+        (total,) = checks.leading_axes("examples", examples, (None,), "n")
+        if sizes.ndim != 1 or not np.issubdtype(sizes.dtype, np.integer) or sizes.min() < 0:
+            raise ValueError(f"sizes must be whole numbers, one per client, got {sizes!r}.")
+        if sizes.sum() != total:
+            raise ValueError(f"sizes must sum to the {total} examples, got {sizes.sum()}.")
         if not allow_empty:
             check_no_empty_client(sizes)
-        if sizes.sum() > np.iinfo(np.int32).max:
-            raise ValueError(f"data must hold fewer than 2^31 examples, got {sizes.sum()}.")
-        offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        if total > np.iinfo(np.int32).max:
+            raise ValueError(f"data must hold fewer than 2^31 examples, got {total}.")
+        offsets = np.cumsum(sizes, dtype=np.int64) - sizes
         return cls(examples, offsets.astype(np.int32), sizes.astype(np.int32))
 
     @property
@@ -191,7 +210,7 @@ class ClientData:
         rows = np.concatenate(rows_by_client)
         examples = jax.tree.map(lambda x: np.asarray(x)[rows], self.examples)
         sizes = np.array([len(rows) for rows in rows_by_client])
-        return self._from_sizes(examples, sizes, allow_empty=True)
+        return self.from_sizes(examples, sizes, allow_empty=True)
 
     def split(self, test_fraction: float = 0.2, seed: int = 0) -> tuple["ClientData", "ClientData"]:
         """Splits each client's examples at random into training and test sets.

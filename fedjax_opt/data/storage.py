@@ -1,0 +1,273 @@
+"""Federated data that is larger than memory: written client by client, read through memory maps.
+
+A directory holds one `.npy` file for each array of the examples, grouped by client, the clients' sizes
+and names, and `clients.json`, which says what belongs there. It appears under its name only when it is
+complete. Where it is opened, nothing is read but what is asked for; `fo.simulate` then keeps the
+examples on the host and sends each chunk of rounds those of its cohorts.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from fedjax_opt.core import checks
+from fedjax_opt.data.client_data import ClientData
+
+Clients = Iterable[tuple[str, dict[str, Any]]]
+
+_INDEX, _NAMES, _SIZES = "clients.json", "names.json", "sizes"
+_FORMAT, _VERSION = "fedjax_opt clients", 1
+_PIECE = 2**24  # bytes that are read at once to verify
+
+
+def collect(clients: Clients) -> tuple[ClientData, list[str]]:
+    """Gathers clients one after the other into memory.
+
+    Args:
+      clients: pairs of a name and the examples of that client, a mapping of names to arrays `[n, ...]`;
+        what the readers of federated files return.
+
+    Returns:
+      The data, and the name of each client.
+
+    Example:
+      >>> import numpy as np
+      >>> import fedjax_opt as fo
+      >>> pairs = [("ann", {"x": np.zeros((2, 3))}), ("bob", {"x": np.ones((1, 3))})]
+      >>> data, names = fo.data.collect(pairs)
+      >>> data.sizes.tolist(), names
+      ([2, 1], ['ann', 'bob'])
+    """
+    named = dict(_checked(clients))
+    if not named:
+        raise ValueError("clients must hold at least one client, got none.")
+    return ClientData.from_list(list(named.values())), list(named)
+
+
+def store(clients: Clients | ClientData, directory: str | os.PathLike[str]) -> ClientData:
+    """Writes clients one after the other into a directory, and opens it.
+
+    The memory it needs is that of one client. If it is interrupted, the directory does not appear.
+
+    Args:
+      clients: pairs of a name and the examples of that client, a mapping of names to arrays `[n, ...]`;
+        or a `ClientData`, whose clients are then named by their numbers.
+      directory: where to write; it must not exist.
+
+    Returns:
+      The data, its examples memory-mapped.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import numpy as np
+      >>> import fedjax_opt as fo
+      >>> home = pathlib.Path(tempfile.mkdtemp())
+      >>> data = fo.data.store([("ann", {"x": np.zeros((2, 3), np.uint8)})], home / "people")
+      >>> type(data.examples["x"]).__name__, fo.data.open_stored(home / "people").sizes.tolist()
+      ('memmap', [2])
+    """
+    target = pathlib.Path(directory)
+    if target.exists():
+        raise ValueError(f"directory must not exist yet, got {target}. Open it with open_stored.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = pathlib.Path(tempfile.mkdtemp(prefix=f"{target.name}.partial-", dir=target.parent))
+    try:
+        _write(_pairs(clients), partial)
+        os.chmod(partial, 0o755)  # temporary directories are closed to others
+        os.rename(partial, target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return open_stored(target)
+
+
+def open_stored(directory: str | os.PathLike[str], verify: bool = False) -> ClientData:
+    """Opens what `store` wrote, without reading the examples.
+
+    Args:
+      directory: where it is.
+      verify: whether to read all of it once, and compare its checksums.
+
+    Returns:
+      The data, its examples memory-mapped and read-only.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import numpy as np
+      >>> import fedjax_opt as fo
+      >>> home = pathlib.Path(tempfile.mkdtemp()) / "people"
+      >>> data = fo.data.store([("ann", {"x": np.arange(3)}), ("bob", {"x": np.arange(2)})], home)
+      >>> fo.data.open_stored(home, verify=True)[1]["x"].tolist()
+      [0, 1]
+    """
+    folder = pathlib.Path(directory)
+    index = _read_index(folder)
+    sizes = np.array(_open(folder, _SIZES, index, verify))
+    examples = {name: _open(folder, name, index, verify) for name in index["arrays"]}
+    try:
+        return ClientData.from_sizes(examples, sizes)
+    except ValueError as error:
+        raise ValueError(f"{folder} is damaged: {error}") from error
+
+
+def stored_names(directory: str | os.PathLike[str]) -> list[str]:
+    """The names of the clients in a directory that `store` wrote, in order.
+
+    Args:
+      directory: where it is.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import numpy as np
+      >>> import fedjax_opt as fo
+      >>> home = pathlib.Path(tempfile.mkdtemp()) / "people"
+      >>> data = fo.data.store([("ann", {"x": np.arange(3)}), ("bob", {"x": np.arange(2)})], home)
+      >>> fo.data.stored_names(home)
+      ['ann', 'bob']
+    """
+    return _read_json(pathlib.Path(directory) / _NAMES, list)
+
+
+def _pairs(clients: Clients | ClientData) -> Iterator[tuple[str, dict[str, Any]]]:
+    if not isinstance(clients, ClientData):
+        yield from clients
+        return
+    for client in range(len(clients)):
+        yield str(client), clients[client]
+
+
+def _checked(clients: Clients) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """The clients as arrays, each of which must look like those before it."""
+    first: dict[str, tuple[Any, Any]] = {}
+    seen: set[str] = set()
+    for name, examples in clients:
+        if name in seen:
+            raise ValueError(f"clients must have different names, but {name!r} comes twice.")
+        seen.add(name)
+        if not isinstance(examples, dict) or not examples:
+            raise ValueError(f"The examples of client {name!r} must be a mapping of arrays.")
+        arrays = {key: np.ascontiguousarray(value) for key, value in examples.items()}
+        (count,) = checks.leading_axes(f"client {name!r}", arrays, (None,), "n")
+        if count == 0:
+            raise ValueError(f"Every client must hold at least one example, but {name!r} does not.")
+        kinds = {key: (array.dtype, array.shape[1:]) for key, array in arrays.items()}
+        first = first or kinds
+        if kinds != first:
+            raise ValueError(
+                f"The examples of client {name!r} must be like those before it, {_told(first)}, got"
+                f" {_told(kinds)}."
+            )
+        yield name, arrays
+
+
+def _told(kinds: dict[str, tuple[Any, Any]]) -> str:
+    return ", ".join(f"{key}: {dtype}{list(shape)}" for key, (dtype, shape) in kinds.items())
+
+
+class _Column:
+    """One array in the making: a `.npy` file whose number of rows is filled in at the end."""
+
+    def __init__(self, folder: pathlib.Path, name: str, array: np.ndarray) -> None:
+        if array.dtype.hasobject:
+            raise ValueError(f"Array {name!r} must hold numbers or text, got dtype {array.dtype}.")
+        if pathlib.Path(name).name != name or name == _SIZES:
+            raise ValueError(f"{name!r} cannot be the name of an array that is stored.")
+        self.rows, self.checksum = 0, 0
+        self.kind, self.shape = array.dtype, array.shape[1:]
+        self.file = open(folder / f"{name}.npy", "w+b")  # noqa: SIM115 -- closed by close
+        self._write_header()
+        self.start = self.file.tell()
+
+    def _write_header(self) -> None:
+        # NumPy leaves room for the first axis to grow, so the header keeps its length.
+        described = np.lib.format.dtype_to_descr(self.kind)
+        header = {"descr": described, "fortran_order": False, "shape": (self.rows, *self.shape)}
+        np.lib.format.write_array_header_1_0(self.file, header)
+
+    def append(self, array: np.ndarray) -> None:
+        content = array.tobytes()
+        self.checksum = zlib.crc32(content, self.checksum)
+        self.rows += len(array)
+        self.file.write(content)
+
+    def finish(self) -> dict[str, Any]:
+        self.file.seek(0)
+        self._write_header()
+        assert self.file.tell() == self.start
+        return {"start": self.start, "crc32": self.checksum}
+
+    def close(self) -> None:
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+
+
+def _write(clients: Clients, folder: pathlib.Path) -> None:
+    columns: dict[str, _Column] = {}
+    sizes, names = [], []
+    try:
+        for name, arrays in _checked(clients):
+            columns = columns or {key: _Column(folder, key, a) for key, a in arrays.items()}
+            for key, array in arrays.items():
+                columns[key].append(array)
+            sizes.append(len(next(iter(arrays.values()))))
+            names.append(name)
+        if not names:
+            raise ValueError("clients must hold at least one client, got none.")
+        arrays = {key: column.finish() for key, column in columns.items()}
+    finally:
+        for column in columns.values():
+            column.close()
+    counts = np.asarray(sizes, np.int32)
+    np.save(folder / f"{_SIZES}.npy", counts)
+    (folder / _NAMES).write_text(json.dumps(names), encoding="utf-8")
+    index = {"format": _FORMAT, "version": _VERSION, "arrays": arrays}
+    index[_SIZES] = {"crc32": zlib.crc32(counts.tobytes())}
+    (folder / _INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
+
+
+def _read_json(path: pathlib.Path, kind: type) -> Any:
+    if not path.is_file():
+        raise ValueError(f"{path.parent} does not hold stored clients: {path.name} is missing.")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}.") from error
+    if not isinstance(found, kind):
+        raise ValueError(f"{path} is damaged: it must hold a {kind.__name__}.")
+    return found
+
+
+def _read_index(folder: pathlib.Path) -> dict[str, Any]:
+    index = _read_json(folder / _INDEX, dict)
+    if (index.get("format"), index.get("version")) != (_FORMAT, _VERSION):
+        raise ValueError(
+            f"{folder / _INDEX} must describe {_FORMAT!r} of version {_VERSION}, got"
+            f" {index.get('format')!r} of version {index.get('version')!r}."
+        )
+    if not isinstance(index.get("arrays"), dict) or not index["arrays"]:
+        raise ValueError(f"{folder / _INDEX} is damaged: it names no arrays.")
+    return index
+
+
+def _open(folder: pathlib.Path, name: str, index: dict[str, Any], verify: bool) -> np.ndarray:
+    path = folder / f"{name}.npy"
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise ValueError(f"{path} is damaged: {error}.") from error
+    if verify:
+        expected = (index[_SIZES] if name == _SIZES else index["arrays"][name]).get("crc32")
+        rows, found = max(_PIECE // max(array[:1].nbytes, 1), 1), 0
+        for start in range(0, len(array), rows):
+            found = zlib.crc32(np.ascontiguousarray(array[start : start + rows]).tobytes(), found)
+        if found != expected:
+            raise ValueError(f"{path} is damaged: its checksum is {found}, not {expected}.")
+    return array

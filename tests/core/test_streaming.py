@@ -1,0 +1,113 @@
+"""Examples that stay on the host: the same run, whatever is read when."""
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_opt as fo
+from fedjax_opt.core import streaming
+from tests.core.problems import MODEL, counted, ragged
+
+SIZES = np.random.default_rng(3).integers(1, 30, 40)
+SETTING = dict(batch_size=4, local_epochs=1, evaluate_every=3, progress=False, strategy="scan")
+
+
+def scaffold():
+    return fo.scaffold(fo.optimizers.sgd(0.02))
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    data = ragged(SIZES)
+    return data, fo.data.store(data, tmp_path_factory.mktemp("streaming") / "clients")
+
+
+def assert_same(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert np.array_equal(np.asarray(x), np.asarray(y))
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        fo.cohorts.uniform(5),
+        # Of five slots one is filled on average, so that slots without a client read one as well.
+        fo.cohorts.available(5, np.full(40, 0.025)),
+    ],
+    ids=["uniform", "with empty slots"],
+)
+def test_a_streamed_run_is_the_run(both, sampler):
+    data, stored = both
+    plain, streamed = (
+        fo.simulate(scaffold(), MODEL, which, 10, sampler=sampler, **SETTING)
+        for which in (data, stored)
+    )
+    assert_same(plain.history, streamed.history)
+    assert_same(plain.state._replace(key=()), streamed.state._replace(key=()))
+
+
+def test_a_resumed_stream_reads_from_where_it_is(both):
+    data, stored = both
+    whole = fo.simulate(scaffold(), MODEL, data, 10, cohort_size=5, **SETTING)
+    half = fo.simulate(scaffold(), MODEL, stored, 4, cohort_size=5, **SETTING)
+    rest = fo.simulate(scaffold(), MODEL, stored, 10, cohort_size=5, state=half.state, **SETTING)
+    assert_same(whole.state.server, rest.state.server)
+
+
+def test_only_the_cohorts_are_sent(both):
+    _, stored = both
+    sampler, key = fo.cohorts.uniform(2), jax.random.key(7)
+    stream = streaming.Stream(stored, streaming.Strategy("scan"), sampler, key, chunk=3)
+    sent = stream.take(6, 2)
+    stream.close()
+    drawn = {int(i) for r in (6, 7) for i in sampler.draw(key, r, len(SIZES))[0]}
+    for client in drawn:
+        assert_same(sent[client], stored[client])
+    needed = sum(SIZES[i] for i in drawn)
+    rows = sent.num_examples
+    assert needed <= rows < 2 * needed < stored.num_examples
+    # What is not needed is not there.
+    assert not np.asarray(sent.examples["x"])[needed:].any()
+
+
+def test_a_slot_that_nobody_fills_reads_client_0(both):
+    _, stored = both
+    nobody = fo.cohorts.available(2, np.zeros(40))
+    stream = streaming.Stream(stored, streaming.Strategy("scan"), nobody, jax.random.key(0), 2)
+    sent = stream.take(0, 2)
+    stream.close()
+    assert_same(sent[0], stored[0])
+
+
+def test_there_is_never_room_for_more_than_all(both):
+    _, stored = both
+    sampler, key = fo.cohorts.uniform(40), jax.random.key(0)
+    stream = streaming.Stream(stored, streaming.Strategy("scan"), sampler, key, chunk=3)
+    assert stream.take(0, 3).num_examples == stored.num_examples
+    stream.close()
+
+
+def test_equal_clients_compile_once(tmp_path):
+    """Chunks meet some clients twice, and differ in what they need; there is room for all of them."""
+    model, traces = counted()
+    stored = fo.data.store(ragged([4] * 30), tmp_path / "equal")
+    fo.simulate(scaffold(), model, stored, 2, cohort_size=4, **{**SETTING, "evaluate_every": 2})
+    compiled = len(traces)
+    fo.simulate(scaffold(), model, stored, 20, cohort_size=4, **{**SETTING, "evaluate_every": 2})
+    assert len(traces) - compiled <= 1  # the initial variables
+
+
+def test_what_needs_all_examples_is_refused(both):
+    _, stored = both
+    with pytest.raises(ValueError, match=r"momentum_deviation.*memory-mapped"):
+        fo.simulate(
+            fo.fedcm(fo.optimizers.sgd(0.1), 0.1), MODEL, stored, 2, cohort_size=2,
+            diagnostics=["momentum_deviation"], **SETTING,
+        )  # fmt: skip
+
+
+def test_an_error_while_reading_reaches_the_caller(both):
+    _, stored = both
+    broken = fo.ClientData(stored.examples, stored.offsets + stored.num_examples, stored.sizes)
+    with pytest.raises(ValueError):
+        fo.simulate(scaffold(), MODEL, broken, 2, cohort_size=2, **SETTING)
