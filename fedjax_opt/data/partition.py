@@ -4,12 +4,21 @@ Each function returns one client id per example, so the examples of client `k` a
 `np.flatnonzero(ids == k)`. The same arguments give the same split.
 """
 
-import heapq
 from typing import Any
 
 import numpy as np
 
 from fedjax_opt.core import checks
+from fedjax_opt.data.draws import (
+    check_count,
+    check_from_zero,
+    check_labels,
+    check_sizes,
+    dirichlet_shares,
+    fill,
+    members_by_class,
+    rounded,
+)
 
 
 def iid(labels_or_n: Any, num_clients: int, seed: int = 0) -> np.ndarray:
@@ -32,12 +41,9 @@ def iid(labels_or_n: Any, num_clients: int, seed: int = 0) -> np.ndarray:
       H. B. McMahan, E. Moore, D. Ramage, S. Hampson and B. Agüera y Arcas.
       Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017.
     """
-    if np.ndim(labels_or_n) == 0:
-        n = checks.integer("labels_or_n", labels_or_n, low=1)
-    else:
-        n = len(_labels("labels_or_n", labels_or_n))
+    n = check_count(labels_or_n)
     checks.integer("seed", seed, low=0)
-    _sizes(n, num_clients, 1)
+    check_sizes(n, num_clients, 1)
     return np.random.default_rng(seed).permutation(np.arange(n, dtype=np.int32) % num_clients)
 
 
@@ -76,7 +82,7 @@ def label_shards(
       H. B. McMahan, E. Moore, D. Ramage, S. Hampson and B. Agüera y Arcas.
       Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017.
     """
-    labels = _labels("labels", labels)
+    labels = check_labels("labels", labels)
     checks.integer("seed", seed, low=0)
     checks.integer("num_clients", num_clients, low=1)
     checks.integer("shards_per_client", shards_per_client, low=1)
@@ -137,52 +143,85 @@ def dirichlet(
       T.-M. H. Hsu, H. Qi and M. Brown. Measuring the Effects of Non-Identical Data Distribution
       for Federated Visual Classification. arXiv:1909.06335, 2019. (The meaning of `alpha`.)
     """
-    labels = _labels("labels", labels)
+    labels = check_labels("labels", labels)
     checks.integer("seed", seed, low=0)
     checks.integer("min_size", min_size, low=0)
-    _sizes(len(labels), num_clients, min_size)
-    real = isinstance(alpha, (int, float, np.integer, np.floating))
-    if not real or not alpha >= 0:  # Written so that NaN is refused too.
-        raise ValueError(f"alpha must be a number from 0 to infinity, got {alpha!r}.")
+    check_sizes(len(labels), num_clients, min_size)
+    check_from_zero("alpha", alpha)
     if np.isposinf(alpha) and num_clients <= len(labels):
         return iid(labels, num_clients, seed)
 
     rng = np.random.default_rng(seed)
-    classes, sizes = np.unique(labels, return_counts=True)
+    sizes = np.unique(labels, return_counts=True)[1]
     shares = (
         _one_class_shares(sizes, num_clients, rng)
         if alpha == 0
-        else _dirichlet_shares(len(classes), num_clients, alpha, rng)
+        else dirichlet_shares(len(sizes), num_clients, alpha, rng)
     )
     ids = np.empty(len(labels), np.int32)
-    for c, size, share in zip(classes, sizes, shares, strict=True):
-        # Systematic sampling: one random offset rounds every client's share up or down.
-        ends = np.append(np.cumsum(share)[:-1] * size, size)
-        ends = np.floor(np.minimum(ends, size) + rng.random()).astype(np.int64)
-        counts = np.diff(ends, prepend=0)
-        ids[rng.permutation(np.flatnonzero(labels == c))] = np.repeat(
-            np.arange(num_clients), counts
-        )
-    return _fill(ids, num_clients, min_size, rng)
+    for members, share in zip(members_by_class(labels, sizes), shares, strict=True):
+        counts = rounded(share, len(members), rng)
+        ids[rng.permutation(members)] = np.repeat(np.arange(num_clients), counts)
+    return fill(ids, num_clients, min_size, rng)
 
 
-def _dirichlet_shares(
-    num_classes: int, num_clients: int, alpha: float, rng: np.random.Generator
+def quantity_skew(
+    labels_or_n: Any,
+    num_clients: int,
+    *,
+    alpha: float | None = None,
+    power: float | None = None,
+    seed: int = 0,
+    min_size: int = 1,
 ) -> np.ndarray:
-    """Draws `[num_classes, num_clients]` shares; safe for any positive `alpha`."""
-    shape = (num_classes, num_clients)
-    if np.isposinf(alpha):
-        weights = np.ones(shape)
-    elif alpha >= 1:
-        # Divided by alpha, the mean, first: the sum below must not overflow.
-        weights = rng.standard_gamma(alpha, shape) / alpha
+    r"""Deals shuffled examples out unevenly: clients differ in how much they hold, not in what.
+
+    The shares of the clients are `p ~ Dirichlet(alpha, ..., alpha)`, or follow a power law: those of
+    the largest, the second largest, ... client are proportional to `1, 2^-power, 3^-power, ...`. Which
+    client is how large is drawn. Clients with fewer than `min_size` examples are then filled up from
+    whichever client is the largest.
+
+    Args:
+      labels_or_n: The labels `[n]`, of which only the number is used, or the number `n` itself.
+      num_clients: Number of clients, with `num_clients * min_size <= n`.
+      alpha: Concentration of the Dirichlet distribution, from 0 (one client holds nearly all) to
+        infinity (equal sizes).
+      power: Exponent of the power law instead, from 0 (equal sizes) to infinity; 1 is Zipf's law.
+      seed: Seed of the draws.
+      min_size: Smallest number of examples of any client; 0 allows clients without data.
+
+    Returns:
+      Client ids, int32 `[n]`, each in `[0, num_clients)`.
+
+    Example:
+      >>> np.sort(np.bincount(quantity_skew(1000, num_clients=4, power=1.0)))
+      array([120, 160, 240, 480])
+
+    Reference:
+      Li, Diao, Chen and He, Federated learning on non-IID data silos: an experimental study, 2022,
+      section IV (quantity skew by a Dirichlet distribution).
+    """
+    n = check_count(labels_or_n)
+    checks.integer("seed", seed, low=0)
+    checks.integer("min_size", min_size, low=0)
+    check_sizes(n, num_clients, min_size)
+    rng = np.random.default_rng(seed)
+    if alpha is not None and power is None:
+        check_from_zero("alpha", alpha)
+        if alpha == 0:
+            shares = np.eye(num_clients)[rng.integers(num_clients)]
+        else:
+            shares = dirichlet_shares(1, num_clients, alpha, rng)[0]
+    elif power is not None and alpha is None:
+        check_from_zero("power", power)
+        weights = np.arange(1.0, num_clients + 1) ** -float(power)
+        shares = rng.permutation(weights / weights.sum())
     else:
-        # Gamma(alpha) = Gamma(alpha + 1) * U**(1 / alpha), which underflows for small alpha. Taking
-        # the largest out before dividing by alpha keeps at least one weight of a class at 1.
-        logs = np.log1p(-rng.random(shape)) + alpha * np.log(rng.standard_gamma(alpha + 1, shape))
-        with np.errstate(over="ignore"):
-            weights = np.exp((logs - logs.max(1, keepdims=True)) / alpha)
-    return weights / weights.sum(1, keepdims=True)
+        raise ValueError(
+            f"Give either alpha or power, and not both, got alpha={alpha!r} and power={power!r}."
+        )
+    ids = np.repeat(np.arange(num_clients, dtype=np.int32), rounded(shares, n, rng))
+    return fill(rng.permutation(ids), num_clients, min_size, rng)
 
 
 def _one_class_shares(sizes: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
@@ -198,43 +237,3 @@ def _one_class_shares(sizes: np.ndarray, num_clients: int, rng: np.random.Genera
         given[np.argmax(sizes / (given + 1))] += 1
     shares[np.repeat(np.arange(len(sizes)), given), clients] = 1.0
     return shares / given[:, None]
-
-
-def _fill(ids: np.ndarray, num_clients: int, min_size: int, rng: np.random.Generator) -> np.ndarray:
-    """Moves examples from the largest clients to those with fewer than `min_size`."""
-    sizes = np.bincount(ids, minlength=num_clients)
-    missing = np.maximum(min_size - sizes, 0)
-    # Sizes alone decide who gives, so no draw is repeated and the loop ends after sum(missing).
-    heap = [(-size, client) for client, size in enumerate(sizes.tolist())]
-    heapq.heapify(heap)
-    for _ in range(missing.sum()):
-        negative, client = heap[0]
-        heapq.heapreplace(heap, (negative + 1, client))
-    kept = sizes.copy()
-    for negative, client in heap:
-        kept[client] = -negative
-    moved = [
-        rng.choice(np.flatnonzero(ids == client), sizes[client] - kept[client], replace=False)
-        for client in np.flatnonzero(kept < sizes)
-    ]
-    if moved:
-        ids[rng.permutation(np.concatenate(moved))] = np.repeat(np.arange(num_clients), missing)
-    return ids
-
-
-def _labels(name: str, labels: Any) -> np.ndarray:
-    array = np.asarray(labels)
-    if array.ndim != 1 or not array.size:
-        raise ValueError(
-            f"{name} must be a vector with at least one label, got shape {list(array.shape)}."
-        )
-    return array
-
-
-def _sizes(n: int, num_clients: Any, min_size: int) -> None:
-    checks.integer("num_clients", num_clients, low=1)
-    if num_clients * min_size > n:
-        raise ValueError(
-            f"num_clients must be at most {n // min_size}, so that each client can have {min_size}"
-            f" of the {n} examples, got {num_clients}."
-        )

@@ -187,6 +187,76 @@ def test_iid_is_balanced_and_deterministic(n, data, seed):
     np.testing.assert_array_equal(ids, partition.iid(np.zeros(n), num_clients, seed))
 
 
+POWERS = st.one_of(st.sampled_from([0.0, 1e-300, 1.0, 1e300, np.inf]), st.floats(0.1, 4.0))
+SKEWS = st.fixed_dictionaries({"alpha": ALPHAS}) | st.fixed_dictionaries({"power": POWERS})
+
+
+@given(splits(), SKEWS, st.integers(0, 2**40))
+def test_quantity_skew_gives_each_example_one_client_and_each_client_enough(split, skew, seed):
+    labels, num_clients, min_size = split
+    arguments = {"seed": seed, "min_size": min_size} | skew
+    ids = partition.quantity_skew(labels, num_clients, **arguments)
+    assert ids.dtype == np.int32 and ids.shape == labels.shape
+    assert ids.min() >= 0 and ids.max() < num_clients
+    assert np.bincount(ids, minlength=num_clients).min() >= min_size
+    again = partition.quantity_skew(len(labels), num_clients, **arguments)
+    np.testing.assert_array_equal(ids, again)
+
+
+@given(st.integers(1, 30), st.integers(1, 500), st.floats(0, 4), st.integers(0, 2**40))
+def test_sizes_follow_the_power_law_within_rounding(num_clients, n, power, seed):
+    ids = partition.quantity_skew(
+        max(n, num_clients), num_clients, power=power, seed=seed, min_size=0
+    )
+    weights = np.arange(1, num_clients + 1) ** -power
+    exact = len(ids) * weights / weights.sum()
+    sizes = np.sort(np.bincount(ids, minlength=num_clients))[::-1]
+    assert np.abs(sizes - exact).max() < 1 + 1e-9
+
+
+def test_quantity_skew_limits_and_moments():
+    sizes = [
+        np.sort(np.bincount(partition.quantity_skew(90, 9, **skew), minlength=9)).tolist()
+        for skew in ({"power": 0}, {"alpha": np.inf}, {"power": np.inf}, {"alpha": 0})
+    ]
+    assert sizes == [[10] * 9, [10] * 9, [1] * 8 + [82], [1] * 8 + [82]]
+    # With symmetric alpha over K clients a share has variance (K - 1) / (K^2 (K alpha + 1)).
+    num_clients, n, alpha = 2000, 10**6, 0.5
+    ids = partition.quantity_skew(n, num_clients, alpha=alpha, min_size=0)
+    shares = np.bincount(ids, minlength=num_clients) / n
+    variance = (num_clients - 1) / (num_clients**2 * (num_clients * alpha + 1))
+    # A gamma(1/2) variable has excess kurtosis 12, so a variance is off by sqrt(14 / K) of itself.
+    np.testing.assert_allclose(shares.var(), variance, rtol=4 * np.sqrt(14 / num_clients))
+
+
+def test_quantity_skew_does_not_look_at_the_labels():
+    """The mixture of a client is that of a random sample: hypergeometric counts."""
+    labels = np.repeat([0, 1], 5000)
+    ids = partition.quantity_skew(labels, 10, power=1.0, seed=2)
+    counts = histograms(labels, ids, 10)
+    sizes = counts.sum(1)
+    deviation = np.sqrt(sizes / 4 * (1 - (sizes - 1) / 9999))
+    assert (np.abs(counts[:, 0] - sizes / 2) < 4.5 * deviation).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"alpha": None}, "either alpha or power, .* got alpha=None and power=None"),
+        ({"power": 1.0}, r"either alpha or power, .* got alpha=1\.0 and power=1\.0"),
+        ({"alpha": None, "power": -1}, "power must be a number from 0 to infinity, got -1"),
+        ({"alpha": np.nan}, "alpha must be a number from 0 to infinity, got nan"),
+        ({"num_clients": 7}, "num_clients must be at most 6, .* got 7"),
+        ({"min_size": -1}, "min_size must be a whole number of at least 0, got -1"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
+    ],
+)
+def test_quantity_skew_refuses(change, message):
+    arguments = {"labels_or_n": 6, "num_clients": 3, "alpha": 1.0} | change
+    with pytest.raises(ValueError, match=message):
+        partition.quantity_skew(**arguments)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
