@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 import fedjax_opt as fo
-from fedjax_opt.cli import demo, plan
+from fedjax_opt.cli import data, demo, plan
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,6 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"fedjax_opt {fo.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    data.add_parser(commands)
     demo.add_parser(commands)
     plan.add_parser(commands)
     options = parser.parse_args(arguments)

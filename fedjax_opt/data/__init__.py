@@ -1,14 +1,40 @@
-"""Federated data: where examples live, how they are split, and problems that ship with the package."""
+"""Federated data: where it comes from, how it is kept, split and preprocessed."""
 
+from fedjax_opt.data import preprocessing as preprocessing
+from fedjax_opt.data import text as text
+from fedjax_opt.data.balanced import balanced_dirichlet as balanced_dirichlet
 from fedjax_opt.data.client_data import ClientData as ClientData
 from fedjax_opt.data.client_data import Summary as Summary
 from fedjax_opt.data.digits import load_digits as load_digits
+from fedjax_opt.data.keys import by_key as by_key
 from fedjax_opt.data.noise import with_noise as with_noise
+from fedjax_opt.data.pachinko import pachinko as pachinko
 from fedjax_opt.data.partition import dirichlet as dirichlet
 from fedjax_opt.data.partition import iid as iid
 from fedjax_opt.data.partition import label_shards as label_shards
+from fedjax_opt.data.partition import quantity_skew as quantity_skew
+from fedjax_opt.data.preprocessing import flatten as flatten
+from fedjax_opt.data.preprocessing import normalise as normalise
+from fedjax_opt.data.preprocessing import random_crop as random_crop
+from fedjax_opt.data.preprocessing import random_flip as random_flip
+from fedjax_opt.data.preprocessing import scale as scale
+from fedjax_opt.data.sources.catalogue import DataSet as DataSet
+from fedjax_opt.data.sources.catalogue import load as load
+from fedjax_opt.data.sources.leaf import read_leaf as read_leaf
+from fedjax_opt.data.sources.registry import get as get
+from fedjax_opt.data.sources.tables import read_npz as read_npz
+from fedjax_opt.data.sources.tables import read_table as read_table
+from fedjax_opt.data.sources.tfds import read_tfds as read_tfds
+from fedjax_opt.data.sources.tff import read_hdf5 as read_hdf5
+from fedjax_opt.data.sources.tff import read_sqlite as read_sqlite
+from fedjax_opt.data.split_plot import plot_split as plot_split
 from fedjax_opt.data.storage import collect as collect
 from fedjax_opt.data.storage import open_stored as open_stored
 from fedjax_opt.data.storage import store as store
 from fedjax_opt.data.storage import stored_names as stored_names
 from fedjax_opt.data.synthetic import quadratics as quadratics
+from fedjax_opt.data.text import character_ids as character_ids
+from fedjax_opt.data.text import character_text as character_text
+from fedjax_opt.data.text import characters as characters
+from fedjax_opt.data.text import token_ids as token_ids
+from fedjax_opt.data.text import vocabulary as vocabulary

@@ -1,0 +1,126 @@
+"""`fedjax-opt data`: which data sets there are, fetching them, and what is in them.
+
+fedjax-opt data list
+    the data sets by name, and how each is got
+fedjax-opt data get mnist plays
+    fetches data sets, once
+fedjax-opt data show play
+    shapes, types, classes and clients
+"""
+
+import argparse
+import pathlib
+import sys
+import textwrap
+from typing import Any
+
+import numpy as np
+
+from fedjax_opt.cli.tables import megabytes, print_table
+from fedjax_opt.data.sources import catalogue, places, registry
+from fedjax_opt.data.sources.packages import PACKAGES
+
+_WIDTH = 80
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command and its own commands."""
+    parser = commands.add_parser(
+        "data",
+        help="data sets by name: list them, fetch them, look into them",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    listing = actions.add_parser("list", help="what there is, and how it is got")
+    listing.add_argument("--citations", action="store_true", help="who made each, too")
+    listing.set_defaults(run=run_list)
+    getting = actions.add_parser("get", help="fetch data sets that are not here yet")
+    getting.add_argument("names", nargs="+", metavar="NAME", help=", ".join(PACKAGES))
+    getting.set_defaults(run=run_get)
+    showing = actions.add_parser("show", help="shapes, types, classes and clients of a data set")
+    showing.add_argument("name", metavar="NAME", help=", ".join(catalogue.LOADABLE))
+    showing.set_defaults(run=run_show)
+    for action in (listing, getting, showing):
+        action.add_argument(
+            "--directory",
+            type=pathlib.Path,
+            metavar="D",
+            help="where data sets are kept (default: $FEDJAX_OPT_DATA, or the user's cache)",
+        )
+
+
+def run_list(options: argparse.Namespace) -> int:
+    """Prints what there is."""
+    rows, notes = [], []
+    for name, entry in catalogue.CATALOGUE.items():
+        size = catalogue.download_size(name)
+        by_hand = name not in catalogue.LOADABLE
+        rows.append(
+            [
+                name,
+                f"{entry.examples:,}",
+                "-" if entry.clients is None else f"{entry.clients:,}",
+                "-" if size is None else megabytes(size),
+                entry.licence,
+                "hand" if by_hand else entry.how,
+                "yes" if catalogue.is_here(name, options.directory) else "no",
+            ]
+        )
+        if by_hand:
+            notes.append(f"{name}: {entry.how}.")
+    print_table(["name", "examples", "clients", "MB", "licence", "got by", "here"], rows)
+    print("\nBy hand:")
+    _print_notes(notes)
+    print(f"\nKept in {places.cache_directory(options.directory)}.")
+    if options.citations:
+        print("\nCitations:")
+        _print_notes([f"{name}: {e.citation}" for name, e in catalogue.CATALOGUE.items()])
+    return 0
+
+
+def run_get(options: argparse.Namespace) -> int:
+    """Fetches what is not here."""
+    for name in options.names:
+        if name in catalogue.CATALOGUE and name not in PACKAGES:
+            raise ValueError(f"{name} is not fetched: {catalogue.CATALOGUE[name].how}.")
+        if name not in PACKAGES:
+            raise ValueError(f"NAME must be one of {', '.join(PACKAGES)}, got {name!r}.")
+    for name in options.names:
+        try:
+            folder = registry.get(name, options.directory, progress=sys.stderr.isatty())
+        except ImportError as error:
+            raise ValueError(str(error)) from None
+        print(f"{name}: {folder}")
+    return 0
+
+
+def run_show(options: argparse.Namespace) -> int:
+    """Prints what a data set is like."""
+    found = catalogue.load(options.name, options.directory, fetch=False)
+    entry = catalogue.CATALOGUE[options.name]
+    rows = [
+        [f"{part}[{key!r}]", str(array.dtype), "x".join(map(str, array.shape)),
+         f"{array.min():g}", f"{array.max():g}", megabytes(array.nbytes)]
+        for part, arrays in (("train", found.train), ("test", found.test))
+        for key, array in arrays.items()
+    ]  # fmt: skip
+    print(f"{options.name} (licence: {entry.licence})")
+    _print_notes([entry.citation])
+    print()
+    print_table(["array", "type", "shape", "least", "greatest", "MB"], rows)
+    labels = found.train["y"]
+    kinds = "classes" if labels.ndim == 1 else "symbols"
+    print(f"\n{len(np.unique(labels[labels >= 0]))} {kinds}")
+    if found.client_names:
+        sizes = np.bincount(found.train["client"], minlength=len(found.client_names))
+        print(
+            f"{len(sizes)} clients with {sizes.min()} to {sizes.max()} training examples (median"
+            f" {np.median(sizes):g}), {found.client_names[sizes.argmax()]!r} the largest"
+        )
+    return 0
+
+
+def _print_notes(notes: list[str]) -> None:
+    for note in notes:
+        print(textwrap.fill(note, _WIDTH, initial_indent="  ", subsequent_indent="    "))

