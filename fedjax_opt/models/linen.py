@@ -5,10 +5,15 @@ from typing import Any
 import jax
 
 from fedjax_opt.core import Model, Variables
-from fedjax_opt.models.classifier import cross_entropy, split_features
+from fedjax_opt.models.classifier import Loss, cross_entropy, split_features
 
 
-def from_linen(module: Any, train_argument: str | None = None, rngs: tuple[str, ...] = ()) -> Model:
+def from_linen(
+    module: Any,
+    train_argument: str | None = None,
+    rngs: tuple[str, ...] = (),
+    loss: Loss = cross_entropy,
+) -> Model:
     """A classifier from a Flax Linen module; batch statistics become non-trainable state.
 
     Examples are mappings with inputs `x` and integer labels `y`; `module(x)` returns logits,
@@ -21,6 +26,8 @@ def from_linen(module: Any, train_argument: str | None = None, rngs: tuple[str, 
       train_argument: the name of the module's argument that says whether it is training
         (`train=True`), if it has one.
       rngs: the names of the random streams that the module uses in training, such as 'dropout'.
+      loss: (logits, labels, **fields of Aux) -> (loss, Aux); `sequence_cross_entropy` for a language
+        model.
 
     Returns:
       A `Model` whose metrics are `accuracy`.
@@ -43,12 +50,16 @@ def from_linen(module: Any, train_argument: str | None = None, rngs: tuple[str, 
     def arguments(training: bool) -> dict[str, Any]:
         return {} if train_argument is None else {train_argument: training}
 
+    @jax.jit  # Else every operation of the forward pass would be compiled and run on its own.
+    def initialise(key, x):
+        return module.init(key, x, **arguments(False))
+
     def init(key, batch):
-        collections = dict(module.init(key, batch["x"], **arguments(False)))
+        collections = dict(initialise(key, batch["x"]))
         params = collections.pop("params")
         return Variables(params, collections)
 
-    def loss(variables, batch, key):
+    def evaluate(variables, batch, key):
         training = key is not None
         streams = (
             dict(zip(rngs, jax.random.split(key, max(len(rngs), 1)), strict=False))
@@ -64,8 +75,8 @@ def from_linen(module: Any, train_argument: str | None = None, rngs: tuple[str, 
             mutable=mutable,
         )
         logits, features = split_features(output)
-        return cross_entropy(
+        return loss(
             logits, batch["y"], state=dict(new_state) if mutable else None, features=features
         )
 
-    return Model(init, loss)
+    return Model(init, evaluate)

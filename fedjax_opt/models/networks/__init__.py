@@ -1,0 +1,1 @@
+"""The models' Flax Linen modules; they need flax, so nothing imports them until one is asked for."""

@@ -1,0 +1,297 @@
+"""Adapters: the same network in four forms, sequences, and preprocessing inside the program."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import fedjax_opt as fo
+
+RNG = np.random.default_rng(0)
+BATCH = {
+    "x": RNG.normal(size=(6, 3)).astype(np.float32),
+    "y": RNG.integers(0, 4, size=6).astype(np.int32),
+}
+
+
+class LinenNet(nn.Module):
+    """One hidden layer."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Dense(5)(x))
+        return nn.Dense(4)(x), x
+
+
+class NNXNet(nnx.Module):
+    """The same."""
+
+    def __init__(self, rngs):
+        self.hidden = nnx.Linear(3, 5, rngs=rngs)
+        self.out = nnx.Linear(5, 4, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.relu(self.hidden(x))
+        return self.out(x), x
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["hidden", "out", "activation", "steps", "scale"],
+    meta_fields=["name"],
+)
+class TreeNet:
+    """The same, as a pytree whose leaves are arrays, a function, a number and a counter."""
+
+    def __init__(self, hidden, out, activation, steps, scale, name="net"):
+        self.hidden, self.out, self.activation = hidden, out, activation
+        self.steps, self.scale, self.name = steps, scale, name
+
+    def __call__(self, x):
+        (w, b), (v, c) = self.hidden, self.out
+        h = self.activation(self.scale * (x @ w) + b)
+        return h @ v + c, h
+
+
+def create_tree(key):
+    draws = jax.random.split(key)
+    hidden = (jax.random.normal(draws[0], (3, 5), jnp.float32), jnp.zeros(5, jnp.float32))
+    out = (jax.random.normal(draws[1], (5, 4), jnp.float32), jnp.zeros(4, jnp.float32))
+    return TreeNet(hidden, out, jax.nn.relu, jnp.arange(2), 1.0)
+
+
+def apply(params, x):
+    h = jax.nn.relu(x @ params[0] + params[1][None])
+    return h @ params[2] + params[3][None], h
+
+
+def test_forms_of_one_network_agree():
+    """Losses, accuracies, features and gradients from the same four arrays."""
+    shapes = ((3, 5), (5,), (5, 4), (4,))
+    w, b, v, c = arrays = [jnp.asarray(RNG.normal(size=s), jnp.float32) for s in shapes]
+    forms = {
+        "plain": (fo.models.classifier(None, apply), arrays),
+        "linen": (
+            fo.models.from_linen(LinenNet()),
+            {"Dense_0": {"bias": b, "kernel": w}, "Dense_1": {"bias": c, "kernel": v}},
+        ),
+        "nnx": (
+            fo.models.from_nnx(NNXNet),
+            {"hidden": {"bias": b, "kernel": w}, "out": {"bias": c, "kernel": v}},
+        ),
+        "pytree": (fo.models.from_pytree(create_tree), TreeNet((w, b), (v, c), None, None, None)),
+    }
+    for name in ("linen", "nnx", "pytree"):
+        model, params = forms[name]
+        init = jax.eval_shape(lambda m=model: m.init(jax.random.key(1), BATCH))
+        assert jax.tree.structure(init.params) == jax.tree.structure(params)
+        pairs = zip(*map(jax.tree.leaves, (init.params, params)), strict=True)
+        assert all(ours.shape == given.shape for ours, given in pairs)
+    state = {"pytree": (jnp.arange(2),)}
+
+    @jax.jit
+    def gradients(everything):
+        results = {}
+        for name, params in everything.items():
+
+            def loss(p, name=name):
+                variables = fo.Variables(p, state.get(name, {}))
+                return forms[name][0].loss(variables, BATCH, jax.random.key(0))
+
+            gradient, aux = jax.grad(loss, has_aux=True)(params)
+            by_shape = sorted(jax.tree.leaves(gradient), key=lambda leaf: leaf.shape)
+            results[name] = [aux.losses, aux.metrics["accuracy"], aux.features, *by_shape]
+        return results
+
+    results = gradients({name: params for name, (_, params) in forms.items()})
+    for name in ("linen", "nnx", "pytree"):
+        for found, expected in zip(results[name], results["plain"], strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+# NNX ------------------------------------------------------------------------------------------
+
+
+class Full(nnx.Module):
+    """A layer with batch statistics, and dropout with a stream of its own."""
+
+    def __init__(self, rngs):
+        self.layers = nnx.List([nnx.Linear(3, 16, rngs=rngs), nnx.Linear(16, 4, rngs=rngs)])
+        self.norm = nnx.BatchNorm(16, momentum=0.8, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        x = self.norm(self.layers[0](x))
+        return self.layers[1](self.dropout(nnx.relu(x)))
+
+
+def test_nnx_module_trains_with_keys_and_evaluates_without():
+    """Dropout follows the key; statistics move in training alone; no random stream is in the state."""
+    model = fo.models.from_nnx(Full)
+    variables = model.init(jax.random.key(0), BATCH)
+    again = model.init(jax.random.key(1), BATCH)
+    kernel = variables.params["layers"][0]["kernel"]
+    assert np.any(kernel != again.params["layers"][0]["kernel"])
+    assert jax.tree.structure(variables.state) == jax.tree.structure(
+        {"norm": {"mean": 0, "var": 0}}
+    )
+    loss = jax.jit(lambda key: model.loss(variables, BATCH, key)[1])
+    one, same, other = (loss(jax.random.key(k)) for k in (1, 1, 2))
+    np.testing.assert_array_equal(one.losses, same.losses)
+    assert np.abs(one.losses - other.losses).max() > 1e-3
+    hidden = BATCH["x"] @ np.asarray(kernel)
+    np.testing.assert_allclose(
+        one.state["norm"]["mean"], 0.2 * hidden.mean(axis=0), rtol=1e-4, atol=1e-6
+    )
+    still = jax.jit(lambda: model.loss(variables, BATCH, None)[1])()
+    assert still.state is None
+    # Evaluation by hand: statistics of mean 0 and variance 1, and nothing dropped.
+    relu = np.maximum(hidden / np.sqrt(1 + 1e-5), 0)
+    logits = relu @ np.asarray(variables.params["layers"][1]["kernel"])
+    expected, _ = fo.models.cross_entropy(jnp.asarray(logits), BATCH["y"])
+    np.testing.assert_allclose(np.mean(still.losses), expected, rtol=1e-4)
+
+
+# Pytrees --------------------------------------------------------------------------------------
+
+
+def test_pytree_keeps_what_is_not_trained():
+    """Integers are state, functions and numbers part of the program, and a round leaves them be."""
+    model = fo.models.from_pytree(create_tree)
+    variables = model.init(jax.random.key(0), BATCH)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(variables.params)]
+    assert shapes == [(3, 5), (5,), (5, 4), (4,)]
+    assert [leaf.tolist() for leaf in variables.state] == [[0, 1]]
+    algorithm = fo.fedavg(fo.optimizers.sgd(0.1))
+    state = fo.init_state(algorithm, variables, 2)
+    batches = {name: jnp.stack([value[None]] * 2) for name, value in BATCH.items()}
+    state, _ = fo.make_round(algorithm, model, "scan")(state, np.array([0, 1]), batches)
+    assert state.variables.state[0].tolist() == [0, 1]
+    assert isinstance(state.variables.params, TreeNet)
+    assert model.loss(state.variables, BATCH, None)[0] < model.loss(variables, BATCH, None)[0]
+
+
+def test_pytree_is_called_as_one_says():
+    """With the module, the inputs and the key, which is None in evaluation."""
+
+    def call(module, x, key):
+        noise = 0.0 if key is None else jax.random.normal(key, (), jnp.float32)
+        return jax.vmap(module)(x)[0] + noise * jnp.arange(4, dtype=jnp.float32)[None]
+
+    plain, noisy = (fo.models.from_pytree(create_tree, c) for c in (None, call))
+    variables = plain.init(jax.random.key(0), BATCH)
+
+    @jax.jit
+    def losses(keys):
+        quiet = [model.loss(variables, BATCH, None)[0] for model in (plain, noisy)]
+        return quiet, [noisy.loss(variables, BATCH, key)[0] for key in keys]
+
+    (expected, quiet), noisy_losses = losses(jax.random.split(jax.random.key(0)))
+    np.testing.assert_allclose(quiet, expected, rtol=1e-6)
+    assert len({float(expected), *map(float, noisy_losses)}) == 3
+
+
+# Labels and sequences -------------------------------------------------------------------------
+
+
+def test_labels_may_be_integers_of_any_width():
+    """Under strict promotion too; a byte is compared with classes beyond 255 as the number it is."""
+    logits = RNG.normal(size=(3, 300))
+    logits[1, 7 + 256] = logits[0, 0] = 9.0
+    log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+    @jax.jit
+    def run(logits, labels):
+        return [fo.models.cross_entropy(logits, y)[1] for y in labels]
+
+    labels = [np.array([0, 7, 255]).astype(t) for t in (np.uint8, np.int16, np.int32, np.int64)]
+    for aux in run(logits, labels):
+        np.testing.assert_allclose(aux.losses, -log_p[np.arange(3), labels[0]], rtol=1e-12)
+        assert aux.metrics["accuracy"].tolist() == [True, False, False]
+
+
+def test_sequence_losses_are_means_over_own_tokens():
+    """By a loop; a row of padding has 0 and no NaN in its gradient; the last position alone."""
+    logits = RNG.normal(size=(3, 4, 5))
+    labels = np.array([[0, 1, 4, 2], [3, -1, 2, -1], [-1, -1, -1, -1]], np.int8)
+
+    def losses(logits):
+        loss, aux = fo.models.sequence_cross_entropy(logits, labels, features="given")
+        return loss, (aux.losses, aux.metrics["accuracy"], jnp.zeros(aux.features == "given"))
+
+    run = jax.jit(jax.value_and_grad(losses, has_aux=True))
+    (loss, (found, accuracy, given)), gradient = run(jnp.asarray(logits))
+    log_p = np.asarray(jax.nn.log_softmax(logits))
+    expected, right = np.zeros(3), np.zeros(3)
+    for i, row in enumerate(labels):
+        own = [t for t in range(4) if row[t] >= 0]
+        if own:
+            expected[i] = np.mean([-log_p[i, t, row[t]] for t in own])
+            right[i] = np.mean([logits[i, t].argmax() == row[t] for t in own])
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(accuracy, right, rtol=1e-12)
+    np.testing.assert_allclose(loss, expected.mean(), rtol=1e-12)
+    assert given.shape == (1,) and np.all(np.isfinite(gradient)) and not np.any(gradient[2])
+    last = fo.models.sequence_cross_entropy(jnp.asarray(logits), labels[:, 0] % 5)
+    once = fo.models.cross_entropy(jnp.asarray(logits[:, -1]), labels[:, 0] % 5)
+    np.testing.assert_array_equal(last[1].losses, once[1].losses)
+    with pytest.raises(ValueError, match=r"labels must have shape \[3, 4\] or \[3\]"):
+        fo.models.sequence_cross_entropy(jnp.asarray(logits), labels[:, :2])
+
+
+def test_plain_functions_take_the_loss_of_sequences():
+    """A table of logits for the next symbol."""
+    model = fo.models.classifier(
+        lambda key, batch: jnp.zeros((3, 3)),
+        lambda params, x: params[x],
+        loss=fo.models.sequence_cross_entropy,
+    )
+    batch = {"x": jnp.array([[0, 1]]), "y": jnp.array([[1, -1]])}
+    variables = model.init(jax.random.key(0), batch)
+    loss, aux = jax.jit(lambda: model.loss(variables, batch, None))()
+    np.testing.assert_allclose(loss, np.log(3), rtol=1e-12)
+    assert aux.losses.shape == (1,)
+
+
+# Preprocessing --------------------------------------------------------------------------------
+
+
+def shift(batch, key):
+    """Adds noise in training and one in evaluation."""
+    noise = 1.0 if key is None else jax.random.normal(key, ())
+    return {**batch, "x": batch["x"] + noise}
+
+
+def double(batch, key):
+    del key
+    return {**batch, "x": jnp.concatenate([batch["x"]] * 2, axis=1)}
+
+
+def spy_model(seen):
+    def loss(variables, batch, key):
+        seen.append((batch["x"], key))
+        return jnp.sum(variables.params), fo.Aux(losses=jnp.zeros(2))
+
+    return fo.Model(lambda key, batch: fo.Variables(batch["x"]), loss)
+
+
+def test_steps_come_before_the_model():
+    """In order, in `init` without a key; each has a key of its own, the model too, or None."""
+    seen = []
+    model = fo.models.preprocessed(spy_model(seen), shift, double, shift)
+    batch = {"x": jnp.zeros((2, 3)), "y": jnp.zeros(2, int)}
+    variables = model.init(jax.random.key(0), batch)
+    np.testing.assert_array_equal(variables.params, np.full((2, 6), 2.0))
+    model.loss(variables, batch, None)
+    model.loss(variables, batch, jax.random.key(3))
+    (quiet, no_key), (noisy, key) = seen
+    np.testing.assert_array_equal(quiet, np.full((2, 6), 2.0))
+    assert no_key is None
+    keys = jax.random.split(jax.random.key(3), 4)
+    first, third = (jax.random.normal(keys[i], ()) for i in (0, 2))
+    np.testing.assert_allclose(noisy, np.full((2, 6), first + third), rtol=1e-12)
+    assert jax.random.key_data(key).tolist() == jax.random.key_data(keys[3]).tolist()
