@@ -14,6 +14,7 @@ from fedjax_opt import metrics as metrics
 from fedjax_opt import models as models
 from fedjax_opt import optimizers as optimizers
 from fedjax_opt import planning as planning
+from fedjax_opt import tasks as tasks
 from fedjax_opt.algorithms import adabest as adabest
 from fedjax_opt.algorithms import adaptive_fedopt as adaptive_fedopt
 from fedjax_opt.algorithms import ce_fedavg as ce_fedavg

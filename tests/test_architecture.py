@@ -20,6 +20,7 @@ ALLOWED = {
     "bounds": {"core", "bounds"},
     "costs": {"core", "costs"},
     "controllers": {"core", "bounds", "controllers"},
+    "tasks": {"core", "optimizers", "algorithms", "wrappers", "data", "models", "tasks"},
     "planning": {"core", "bounds", "costs", "planning"},
 }
 ANYTHING = {"cli"}

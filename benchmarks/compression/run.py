@@ -140,7 +140,7 @@ def measure(settings, saved, arrays, options, save):
 def main():
     """Measures what is missing, and saves it as it comes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--data", help="the directory of MNIST's four files")
+    parser.add_argument("--data", help="where MNIST is, or is to be kept")
     parser.add_argument("--parts", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--rounds", type=int, default=400, help="at most")
     parser.add_argument("--seeds", type=int, default=3)

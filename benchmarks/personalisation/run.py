@@ -183,7 +183,7 @@ def main():
     """Measures what is missing, and saves it as it comes."""
     parts = (*ROWS, "steps")
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", help="the directory of MNIST's four files")
+    parser.add_argument("--data", help="where MNIST is, or is to be kept")
     parser.add_argument("--parts", nargs="+", choices=parts, default=list(parts))
     parser.add_argument("--only", nargs="+", metavar="ALGORITHM", choices=tuple(RATES))
     parser.add_argument("--rounds", type=int, default=150, help="at most; twice as many with noise")

@@ -1,0 +1,161 @@
+"""Tasks: every one of them is ready to train, and what the papers tuned is what the algorithms hold."""
+
+import csv
+import json
+from importlib import resources
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_opt as fo
+from fedjax_opt.data import DataSet
+
+GENERATOR = np.random.default_rng(0)
+LOAD = fo.data.load
+SHAPES = {"mnist": (28, 28), "fashion_mnist": (28, 28), "cifar10": (32, 32, 3)}
+
+
+def images(shape, count, classes):
+    return {
+        "x": GENERATOR.integers(0, 256, (count, *shape), np.uint8),
+        "y": (np.arange(count) % classes).astype(np.int32),
+    }
+
+
+def tiny_load(name, directory=None):
+    """Data sets that would be fetched, in small."""
+    if name in ("play", "digits"):
+        return LOAD(name)
+    if name == "activity":
+        part = {
+            "x": GENERATOR.normal(3.0, 2.0, (90, 128, 6)).astype(np.float32),
+            "y": (np.arange(90) % 6).astype(np.int32),
+            "client": np.repeat(np.arange(30, dtype=np.int32), 3),
+        }
+        return DataSet(part, part, tuple(map(str, range(30))))
+    return DataSet(images(SHAPES[name], 400, 10), images(SHAPES[name], 40, 10))
+
+
+def tiny_cifar100(name, split, directory=None):
+    assert name == "cifar100"
+    found = images((32, 32, 3), 1000 if split == "train" else 100, 100)
+    return {**found, "coarse": found["y"] // 5}
+
+
+@pytest.fixture(scope="module")
+def leaf(tmp_path_factory):
+    """LEAF's directories for three sets, two users each."""
+    home = tmp_path_factory.mktemp("leaf")
+    text = "To be, or not to be: that is the question: whether 'tis nobler in the mind to suffer"
+    inputs = {
+        "femnist": lambda i: [round(0.001 * (i + p), 3) for p in range(784)],
+        "shakespeare": lambda i: text[i % 3 :][:80],
+        "sent140": lambda i: [
+            str(i), "Mon Apr 06", "NO_QUERY", "ann", f"good day {i}", "training",
+        ],
+    }  # fmt: skip
+    labels = {"femnist": lambda i: i % 62, "shakespeare": lambda i: "a", "sent140": lambda i: i % 2}
+    for name, make in inputs.items():
+        for split, count in (("train", 12), ("test", 3)):
+            users = {
+                user: {
+                    "x": [make(i) for i in range(count)],
+                    "y": [labels[name](i) for i in range(count)],
+                }
+                for user in ("ann", "bob")
+            }
+            content = {"users": list(users), "num_samples": [count] * 2, "user_data": users}
+            folder = home / name / split
+            folder.mkdir(parents=True)
+            (folder / "all_data.json").write_text(json.dumps(content))
+    return home
+
+
+@pytest.fixture
+def task(request, monkeypatch, leaf):
+    name = request.param
+    monkeypatch.setattr(fo.data, "load", tiny_load)
+    monkeypatch.setattr(fo.data, "read_tfds", tiny_cifar100, raising=False)
+    if name in ("femnist", "femnist_cnn"):
+        return fo.tasks.load(name, folder=leaf / "femnist")
+    if name in ("shakespeare", "sent140"):
+        return fo.tasks.load(name, folder=leaf / name)
+    return fo.tasks.load(name, **({"which": "play"} if name == "plays" else {}))
+
+
+@pytest.mark.parametrize("task", fo.tasks.NAMES, indirect=True)
+def test_every_task_is_ready_to_train(task):
+    assert task.paper and task.differs and task.rounds > 0
+    assert task.settings["cohort_size"] <= task.data.num_clients
+    assert {"fedavg"} <= task.algorithms.keys()
+    # The model takes a minibatch of the data, in training and in evaluation.
+    batch = jax.tree.map(lambda x: jnp.asarray(x[:4]), task.data.examples)
+    key = jax.random.key(0)
+    variables = jax.eval_shape(task.model.init, key, batch)
+    loss, aux = jax.eval_shape(task.model.loss, variables, batch, key)
+    assert loss.shape == () and aux.losses.shape == (4,)
+    tested = jax.tree.map(lambda x: jnp.asarray(x[:2]), task.test)
+    assert jax.tree.structure(tested) == jax.tree.structure(batch)
+    loss, aux = jax.eval_shape(lambda v, b: task.model.loss(v, b, None), variables, tested)
+    assert aux.metrics["accuracy"].shape[0] == 2
+    for algorithm in task.algorithms.values():
+        jax.eval_shape(algorithm.init, variables)
+
+
+@pytest.mark.parametrize("task", ["digits"], indirect=True)
+def test_a_task_trains(task):
+    result = task.simulate("scaffold", rounds=1, strategy="scan", progress=False)
+    assert result.evaluations["round"].tolist() == [1]
+    steps = task.simulate(
+        "scaffold", rounds=1, local_epochs=1, sampler=fo.cohorts.cyclic(5), strategy="scan",
+        progress=False,
+    )  # fmt: skip
+    assert steps.history["num_steps"].max() == 2  # 13 to 15 examples, eight at a time
+    assert steps.history["cohort"][0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_what_a_task_does_not_take_is_refused():
+    task = fo.tasks.digits()
+    with pytest.raises(ValueError, match=r"one of fedavg, .* got 'fedavgg'"):
+        task.simulate("fedavgg")
+    with pytest.raises(ValueError, match="no argument 'round'"):
+        task.simulate("fedavg", round=3)
+    with pytest.raises(ValueError, match="name must be one of"):
+        fo.tasks.load("cifar")
+    with pytest.raises(ValueError, match=r"digits takes num_clients, .* got 'clients'"):
+        fo.tasks.load("digits", clients=3)
+    with pytest.raises(ValueError, match="sent140 needs folder"):
+        fo.tasks.load("sent140")
+    with pytest.raises(ValueError, match="10 or 50.*got 20"):
+        fo.tasks.tuned("sent140", 20)
+    with pytest.raises(ValueError, match="task must be one of"):
+        fo.tasks.tuned("mnist")
+
+
+def test_every_number_of_the_table_reaches_its_algorithm():
+    file = resources.files("fedjax_opt.tasks").joinpath("fedgbo_hyperparameters.csv")
+    rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
+    built = {
+        (task, steps): fo.tasks.tuned(task, steps)
+        for task in {row["task"] for row in rows}
+        for steps in (10, 50)
+    }
+    assert sum(len(algorithms) for algorithms in built.values()) == len(rows) == 124
+    for row in rows:
+        optimiser = row["optimiser"]
+        name = row["algorithm"] + ("" if optimiser == "sgd" else f"-{optimiser}")
+        leaves = {float(x) for x in jax.tree.leaves(built[row["task"], int(row["local_steps"])][name])}
+        numbers = [row[column] for column in list(row)[4:] if row[column]]
+        assert {float(number) for number in numbers} <= leaves
+
+
+def test_the_step_size_is_the_paper_s():
+    """FedAvg on Sent140 with K = 10 has a learning rate of 10."""
+    algorithm = fo.tasks.tuned("sent140")["fedavg"]
+    model, data, _ = fo.data.quadratics(num_clients=1, dimension=2)
+    state = fo.init_state(algorithm, {"x": jnp.ones(2)}, 1)
+    run = fo.run_rounds(algorithm, model, data, state, 1, cohort_size=1, batch_size=1, local_steps=1)
+    gradient = data.examples["A"][0] @ (np.ones(2) - data.examples["b"][0])
+    np.testing.assert_allclose(run.state.variables.params["x"], 1 - 10 * gradient, rtol=1e-12)
