@@ -22,7 +22,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     fo.use_cpu_devices()
     try:
-        return options.run(options)
+        status = options.run(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Whoever reads, `head` for one, has seen enough; nor may the interpreter flush at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, OSError) as error:
         # The library names the argument, its value and what is allowed: that is all a user needs.
         print(f"fedjax-opt: {error}", file=sys.stderr)

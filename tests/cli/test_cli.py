@@ -57,6 +57,14 @@ def test_help_of_the_demo_gives_the_defaults(tmp_path):
     assert "(default: fedjax_opt_demo.png)" in output
 
 
+def test_a_reader_that_has_seen_enough_is_no_failure(tmp_path):
+    """As with `fedjax-opt data list | head -1`."""
+    with _start(["data", "list"], tmp_path) as process:
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert (process.returncode, errors) == (0, "")
+
+
 def test_version(tmp_path):
     """The version is the package's."""
     status, output, errors = _run(["--version"], tmp_path)
