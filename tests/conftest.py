@@ -1,5 +1,6 @@
 """The strict configuration of all tests; set before JAX starts."""
 
+# ruff: noqa: E402 -- flags are set before JAX is imported.
 import os
 import pathlib
 from importlib.metadata import version

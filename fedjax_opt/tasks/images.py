@@ -66,14 +66,14 @@ def mnist_shards(num_clients: int = 20, seed: int = 0, directory: Directory = No
     return Task(
         name="mnist_shards",
         paper=CE_FEDAVG,
-        differs="The minibatch of 50 and the one local epoch are ours: the paper names neither.",
+        differs="The minibatch of 20 and the one local epoch are ours: the paper names neither.",
         data=fed.ClientData.from_arrays(train, owners, num_clients),
         test=test,
         model=models.preprocessed(
             models.mlp([200, 200], num_classes=10), fed.scale(), fed.flatten()
         ),
         rounds=200,
-        settings={"cohort_size": max(num_clients // 2, 1), "batch_size": 50, "local_epochs": 1},
+        settings={"cohort_size": max(num_clients // 2, 1), "batch_size": 20, "local_epochs": 1},
         algorithms={
             **three(0.2, 0.2, 0.1),
             "mfl-adam": mfl(moments),

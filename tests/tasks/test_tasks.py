@@ -1,6 +1,7 @@
 """Tasks: every one of them is ready to train, and what the papers tuned is what the algorithms hold."""
 
 import csv
+import functools
 import json
 from importlib import resources
 
@@ -104,16 +105,24 @@ def test_every_task_is_ready_to_train(task):
         jax.eval_shape(algorithm.init, variables)
 
 
-@pytest.mark.parametrize("task", ["digits"], indirect=True)
-def test_a_task_trains(task):
-    result = task.simulate("scaffold", rounds=1, strategy="scan", progress=False)
-    assert result.evaluations["round"].tolist() == [1]
-    steps = task.simulate(
-        "scaffold", rounds=1, local_epochs=1, sampler=fo.cohorts.cyclic(5), strategy="scan",
-        progress=False,
-    )  # fmt: skip
-    assert steps.history["num_steps"].max() == 2  # 13 to 15 examples, eight at a time
-    assert steps.history["cohort"][0].tolist() == [0, 1, 2, 3, 4]
+def test_settings_are_the_task_s_unless_others_are_given(monkeypatch):
+    """What `fo.simulate` is called with; that it trains is shown by the example of `Task`."""
+    task, seen = fo.tasks.digits(), {}
+
+    @functools.wraps(fo.simulate)
+    def listen(algorithm, model, data, **arguments):
+        assert (model, data) == (task.model, task.data)
+        seen.update(arguments, algorithm=algorithm)
+
+    monkeypatch.setattr("fedjax_opt.tasks.task.simulate", listen)
+    task.simulate("scaffold")
+    expected = {"rounds": 300, "test": task.test, "algorithm": task.algorithms["scaffold"]}
+    assert seen == {**expected, "cohort_size": 5, "batch_size": 8, "local_steps": 20}
+    seen.clear()
+    sampler, own = fo.cohorts.cyclic(3), fo.fedavg(fo.optimizers.sgd(0.1))
+    task.simulate(own, rounds=2, local_epochs=1, sampler=sampler, seed=4)
+    expected |= {"rounds": 2, "algorithm": own, "seed": 4}
+    assert seen == {**expected, "batch_size": 8, "local_epochs": 1, "sampler": sampler}
 
 
 def test_what_a_task_does_not_take_is_refused():
@@ -128,7 +137,7 @@ def test_what_a_task_does_not_take_is_refused():
         fo.tasks.load("digits", clients=3)
     with pytest.raises(ValueError, match="sent140 needs folder"):
         fo.tasks.load("sent140")
-    with pytest.raises(ValueError, match="10 or 50.*got 20"):
+    with pytest.raises(ValueError, match=r"10 or 50.*got 20"):
         fo.tasks.tuned("sent140", 20)
     with pytest.raises(ValueError, match="task must be one of"):
         fo.tasks.tuned("mnist")
@@ -146,7 +155,9 @@ def test_every_number_of_the_table_reaches_its_algorithm():
     for row in rows:
         optimiser = row["optimiser"]
         name = row["algorithm"] + ("" if optimiser == "sgd" else f"-{optimiser}")
-        leaves = {float(x) for x in jax.tree.leaves(built[row["task"], int(row["local_steps"])][name])}
+        leaves = {
+            float(x) for x in jax.tree.leaves(built[row["task"], int(row["local_steps"])][name])
+        }
         numbers = [row[column] for column in list(row)[4:] if row[column]]
         assert {float(number) for number in numbers} <= leaves
 
@@ -156,6 +167,8 @@ def test_the_step_size_is_the_paper_s():
     algorithm = fo.tasks.tuned("sent140")["fedavg"]
     model, data, _ = fo.data.quadratics(num_clients=1, dimension=2)
     state = fo.init_state(algorithm, {"x": jnp.ones(2)}, 1)
-    run = fo.run_rounds(algorithm, model, data, state, 1, cohort_size=1, batch_size=1, local_steps=1)
+    run = fo.run_rounds(
+        algorithm, model, data, state, 1, cohort_size=1, batch_size=1, local_steps=1
+    )
     gradient = data.examples["A"][0] @ (np.ones(2) - data.examples["b"][0])
     np.testing.assert_allclose(run.state.variables.params["x"], 1 - 10 * gradient, rtol=1e-12)
