@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_opt.compression import golomb
+from fedjax_opt.compression.folding import count_true
 from fedjax_opt.compression.layout import Slot, layout
 from fedjax_opt.compression.quantisers import Quantiser, code_dtype
 from fedjax_opt.compression.sparsifiers import Sparsifier
@@ -121,7 +122,7 @@ def compress(
             mine = jax.lax.optimization_barrier(mine)
             if leads and not codec.by_seed:
                 marked = kept[i] = mine != 0  # the receiver knows zeros without being told
-            count = jnp.sum(marked, dtype=jnp.int32)
+            count = count_true(marked)
             if leads and not codec.by_seed:
                 parameter = golomb.parameter_of(count, marked.size)
         quantiser = quantiser_of(codec, i, slot)
@@ -234,7 +235,7 @@ def _leaf_bytes(codec, index, slot, tensor):
     head = tensor.header.size * jnp.dtype(tensor.header.dtype).itemsize
     count, positions = jnp.int32(size), jnp.int32(0)
     if tensor.kept is not None:
-        count = jnp.sum(tensor.kept, dtype=jnp.int32)
+        count = count_true(tensor.kept)
         if slot.leader == index:
             head += varint_bytes(count)
         if tensor.parameter is not None:

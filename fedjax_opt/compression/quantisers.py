@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
+from fedjax_opt.compression.folding import folded
 from fedjax_opt.core.algorithm import StaticInt
 
 
@@ -179,8 +180,8 @@ def _ternary_restored(codes, header):
 
 def _extremes(values, where):
     """The smallest and the largest of some entries; 0 if there are none."""
-    low = jnp.min(jnp.where(where, values, jnp.inf), initial=jnp.inf)
-    high = jnp.max(jnp.where(where, values, -jnp.inf), initial=-jnp.inf)
+    low = jnp.min(folded(jnp.minimum, jnp.where(where, values, jnp.inf)), initial=jnp.inf)
+    high = jnp.max(folded(jnp.maximum, jnp.where(where, values, -jnp.inf)), initial=-jnp.inf)
     nothing = (low == jnp.inf) & (high == -jnp.inf)
     return jnp.where(nothing, 0, low), jnp.where(nothing, 0, high)
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_opt.compression.folding import count_true
 from fedjax_opt.core import trees
 
 Group = tuple[jax.Array, ...]
@@ -24,9 +25,6 @@ Group = tuple[jax.Array, ...]
 _FEW = 128
 # The bits of a pattern that one search is over.
 _DIGIT = 16
-# Entries are counted in columns. XLA's CPU compiler leaves a sum over rows to LLVM, which makes it three
-# times as fast, unless eight divides the width of a row.
-_WIDTH = 196
 
 
 class _Bracket(NamedTuple):
@@ -148,26 +146,17 @@ def _thresholds(groups: list[Group], counts: jax.Array) -> _Bracket:
 
 
 def _digits(group: Group, base: jax.Array, shift: int) -> Group:
-    """How far entries lie above a base, in units of 2^shift, as rows and a rest; 0 below it."""
-    largest, parts = 2**_DIGIT - 1, []
-    for pattern in group:
-        digits = jnp.clip((pattern - base) >> shift, 0, largest).astype(jnp.uint16)
-        # A column's count must fit into 16 bits, too; an odd multiple is not divided by eight either.
-        width = _WIDTH * (2 * (pattern.size // (2 * _WIDTH * largest)) + 1)
-        whole = pattern.size // width * width
-        parts += [digits[:whole].reshape(-1, width), digits[None, whole:]]
-    return tuple(parts)
+    """How far entries lie above a base, in units of 2^shift; 0 below it."""
+    largest = 2**_DIGIT - 1
+    return tuple(jnp.clip((p - base) >> shift, 0, largest).astype(jnp.uint16) for p in group)
 
 
 def _at_least(groups: list[Group], thresholds: jax.Array) -> jax.Array:
     """How many digits of each group are at or above its threshold, which is at least 1."""
-
-    def of(group, threshold):
-        columns = [jnp.sum(d >= threshold, axis=0, dtype=jnp.uint16) for d in group]
-        return sum(jnp.sum(column, dtype=jnp.int32) for column in columns)
-
-    limits = thresholds.astype(jnp.uint16)
-    return jnp.stack([of(g, t) for g, t in zip(groups, limits, strict=True)])
+    pairs = zip(groups, thresholds.astype(jnp.uint16), strict=True)
+    return jnp.stack(
+        [sum(count_true(digits >= limit) for digits in group) for group, limit in pairs]
+    )
 
 
 def _narrowed_by_sample(groups, samples, counts, bracket) -> _Bracket:

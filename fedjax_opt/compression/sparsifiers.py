@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
+from fedjax_opt.compression.folding import count_true
 from fedjax_opt.compression.select import largest
 from fedjax_opt.core.algorithm import StaticInt
 from fedjax_opt.core.permutation import permuted
@@ -62,7 +63,7 @@ def _largest(sparsity, groups, marks):
     counts, candidates = [], []
     for group, marked in zip(groups, marks, strict=True):
         pairs = list(zip(group, marked, strict=True))
-        sizes = [v.size if m is None else jnp.sum(m, dtype=jnp.int32) for v, m in pairs]
+        sizes = [v.size if m is None else count_true(m) for v, m in pairs]
         counts.append(kept_count(sparsity, sum(sizes)))
         candidates.append(tuple(v if m is None else jnp.where(m, v, 0) for v, m in pairs))
     found = largest(tuple(candidates), counts)
