@@ -75,7 +75,7 @@ def mnist_shards(num_clients: int = 20, seed: int = 0, directory: Directory = No
         rounds=200,
         settings={"cohort_size": max(num_clients // 2, 1), "batch_size": 20, "local_epochs": 1},
         algorithms={
-            **three(0.2, 0.2, 0.1),
+            **three(0.2, 0.4, 0.1),
             "mfl-adam": mfl(moments),
             "ce_fedavg": ce_fedavg(moments, 0.6),
             "compressed_fedavg": compressed_fedavg(sgd(0.2), 0.6),
@@ -112,5 +112,5 @@ def fashion_mnist_dirichlet(
         model=models.preprocessed(models.cnn(num_classes=10), fed.scale()),
         rounds=100,
         settings={"cohort_size": max(num_clients // 20, 1), "batch_size": 32, "local_steps": 10},
-        algorithms=three(0.1, 0.1, 0.1),
+        algorithms=three(0.3, 0.3, 0.1),
     )

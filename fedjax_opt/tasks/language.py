@@ -47,7 +47,7 @@ def plays(which: str = "plays", directory: Directory = None) -> Task:
         model=models.gru(vocabulary=len(fed.text.CHARACTERS)),
         rounds=1000,
         settings={"cohort_size": 7, "batch_size": 32, "local_steps": 10},
-        algorithms=three(1.0, 1.0, 1.0),
+        algorithms=three(1.0, 3.0, 1.0),
     )
 
 

@@ -38,5 +38,5 @@ def activity(directory: Directory = None) -> Task:
         model=models.preprocessed(models.mlp([128], num_classes=6), *steps),
         rounds=150,
         settings={"cohort_size": 6, "batch_size": 32, "local_steps": 10},
-        algorithms=three(0.1, 0.1, 0.1),
+        algorithms=three(0.1, 0.3, 0.1),
     )

@@ -79,6 +79,8 @@ def task(request, monkeypatch, leaf):
     name = request.param
     monkeypatch.setattr(fo.data, "load", tiny_load)
     monkeypatch.setattr(fo.data, "read_tfds", tiny_cifar100, raising=False)
+    if name in ("femnist", "femnist_cnn", "shakespeare", "sent140"):
+        pytest.importorskip("ijson")
     if name in ("femnist", "femnist_cnn"):
         return fo.tasks.load(name, folder=leaf / "femnist")
     if name in ("shakespeare", "sent140"):
