@@ -83,6 +83,7 @@ def federated_round(
     A client whose `num_steps` is 0 did not take part: it keeps its state and is left out of every
     mean. If nobody with a weight took part, or a loss is not finite, nothing changes.
     """
+    size = cohort.shape[0]
     present = num_steps > 0
     count = jnp.sum(present, dtype=jnp.int32)
     dtype = jnp.result_type(float)
@@ -99,6 +100,8 @@ def federated_round(
         test_rows = jnp.asarray(client_test.offsets)[cohort], jnp.asarray(client_test.sizes)[cohort]
         test_examples = client_test.examples
     clients = _Client(cohort, feeding.feed, num_steps, weights, (), test_rows)
+    clients = _pad(strategy, clients)
+    present, weights = clients.num_steps > 0, clients.weight
     shared = (
         algorithm,
         message,
@@ -123,7 +126,7 @@ def federated_round(
             own = algorithm.probe(message, _state_of(client, states), data)
             return _summed(algorithm, _sent(own), client), own
 
-        report, own_reports = strategies.map_reduce(strategy, probe, shared, clients, _pad)
+        report, own_reports = strategies.map_reduce(strategy, probe, shared, clients)
         report = _mean(algorithm, report, _sent(own_reports), weights, present)
         clients = clients._replace(own_report=own_reports)
 
@@ -168,35 +171,35 @@ def federated_round(
         return (_summed(algorithm, contribution, client), means), (own, stacked)
 
     (summed, means), (own, contributions) = strategies.map_reduce(
-        strategy, train, (shared, report), clients, _pad
+        strategy, train, (shared, report), clients
     )
-    new_states, client_loss, bad_step, kept = own
+    new_states, *noted = own
+    client_loss, bad_step, kept = jax.tree.map(lambda x: x[:size], noted)
     means = aggregate.finish_mean(means, count)
     mean = _mean(algorithm, summed, contributions, weights, present)
     server_key = jax.random.fold_in(round_key, _SERVER)
     facts = Facts(report, means["num_steps"], participation, state.round, server_key)
     server = algorithm.server_step(state.server, mean, facts)
-    losses_finite = jnp.all(jnp.isfinite(jnp.where(present, client_loss, 0)))
+    here = present[:size]
+    losses_finite = jnp.all(jnp.isfinite(jnp.where(here, client_loss, 0)))
     finite = losses_finite & trees.all_finite(server)
     old_params = get_variables(state.server).params
     change = trees.subtract(get_variables(server).params, old_params)
-    write_to = jnp.where(present & somebody & finite, cohort, state.num_clients)
+    write_to = jnp.where(present & somebody & finite, clients.id, state.num_clients)
     info = Info(
         round=state.round,
         update_norm=jnp.sqrt(trees.squared_norm(change)),
-        cohort=jnp.where(present, cohort, -1),
+        cohort=jnp.where(here, cohort, -1),
         client_loss=client_loss,
         num_steps=num_steps,
         bad_step=bad_step,
         finite=finite,
-        diagnostics=diagnostics.of_round(means["watched"], kept, present),
+        diagnostics=diagnostics.of_round(means["watched"], kept, here),
         **means["noted"],
     )
     state = state._replace(
         server=trees.select(finite & somebody, server, state.server),
-        clients=jax.tree.map(
-            lambda old, new: old.at[write_to].set(new, mode="drop"), state.clients, new_states
-        ),
+        clients=strategies.write_rows(strategy, state.clients, new_states, write_to),
         round=state.round + finite.astype(jnp.int32),
     )
     return state, info
@@ -214,6 +217,7 @@ def full_gradient(
     ones = jnp.ones(weights.shape, jnp.int32)
     ids = jnp.arange(weights.shape[0], dtype=jnp.int32)
     clients = _Client(ids, feeding.feed, ones, weights / jnp.sum(weights), (), ())
+    clients = _pad(strategy, clients)
 
     def probe(shared, client):
         variables, examples, key = shared
@@ -221,7 +225,7 @@ def full_gradient(
         return aggregate.weighted(data.full_gradient(variables), *_say(client)), ()
 
     shared = (variables, feeding.shared, key)
-    return strategies.map_reduce(strategy, probe, shared, clients, _pad)[0]
+    return strategies.map_reduce(strategy, probe, shared, clients)[0]
 
 
 def _state_of(client: _Client, states: Any) -> Any:
@@ -264,9 +268,12 @@ def _sent(report: Any) -> Any:
     return report.shared if isinstance(report, Kept) else report
 
 
-def _pad(clients: _Client, extra: int) -> _Client:
-    """Adds absent clients, so that a cohort divides evenly."""
+def _pad(strategy: Strategy, clients: _Client) -> _Client:
+    """Adds absent clients, so that the strategy divides the cohort evenly."""
     size = clients.num_steps.shape[0]
-    rows = np.minimum(np.arange(size + extra), size - 1)
+    padded_size = strategies.round_up(strategy, size)
+    if padded_size == size:
+        return clients
+    rows = np.minimum(np.arange(padded_size), size - 1)
     padded = jax.tree.map(lambda x: x[rows], clients)
     return padded._replace(num_steps=padded.num_steps.at[size:].set(0))

@@ -24,6 +24,10 @@ AXIS = "clients"
 # A share of the device is left for the program's other arrays and for fragmentation.
 _USABLE_MEMORY = 0.8
 
+# How much the devices exchange at once: on CPUs what stays in their caches, on others what is worth
+# the start of a transfer.
+_EXCHANGED_BYTES = {"cpu": 2**22, "gpu": 2**26}
+
 
 class Strategy(NamedTuple):
     """How the client axis is executed; made by a name, or by hand for the details.
@@ -145,12 +149,21 @@ def settle(strategy: Strategy, cohort_size: int, lower: Callable[[Strategy], Any
     return fit_memory(candidates(cohort_size, jax.local_device_count()), temporary_bytes, available)
 
 
+def round_up(strategy: Strategy, size: int) -> int:
+    """The smallest number of clients, not below `size`, that the strategy divides evenly."""
+    part = 1
+    if strategy.name == "chunked":
+        part = min(strategy.size, size)
+    elif strategy.name == "sharded":
+        part = strategy.mesh.size
+    return -(-size // part) * part
+
+
 def map_reduce(
     strategy: Strategy,
     function: Callable[[Any, Any], tuple[Any, Any]],
     shared: Any,
     clients: Any,
-    pad: Callable[[Any, int], Any],
 ) -> tuple[Any, Any]:
     """Applies `function(shared, client)` to every client: the first result summed, the second stacked.
 
@@ -158,29 +171,75 @@ def map_reduce(
       strategy: how; resolved.
       function: (shared, one client's inputs) -> (what is summed, what is stacked).
       shared: inputs that every client sees.
-      clients: a pytree with the clients on its leading axis.
-      pad: (clients, extra) -> clients with `extra` more that contribute nothing to the sum.
+      clients: a pytree with the clients on its leading axis, as many as `round_up` says.
 
     Returns:
       The sum over clients and the stacked results `[S, ...]`.
     """
-    size = jax.tree.leaves(clients)[0].shape[0]
     if strategy.name == "scan":
         return _scan(function, shared, clients)
     if strategy.name == "vmap":
         return _vmap(function, shared, clients)
     if strategy.name == "chunked":
+        size = jax.tree.leaves(clients)[0].shape[0]
         chunk = min(strategy.size, size)
-        count = -(-size // chunk)
-        padded = pad(clients, count * chunk - size) if count * chunk > size else clients
-        chunks = jax.tree.map(lambda x: x.reshape(count, chunk, *x.shape[1:]), padded)
+        chunks = jax.tree.map(lambda x: x.reshape(-1, chunk, *x.shape[1:]), clients)
 
         def one_chunk(shared, chunk_of_clients):
             return _vmap(function, shared, chunk_of_clients)
 
         summed, stacked = _scan(one_chunk, shared, chunks)
-        return summed, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:size], stacked)
-    return _sharded(strategy, function, shared, clients, pad, size)
+        return summed, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), stacked)
+    return _sharded(strategy, function, shared, clients)
+
+
+def write_rows(strategy: Strategy, table: Any, rows: Any, places: jax.Array) -> Any:
+    """The table `[N, ...]` with `rows[i]` in the place `places[i]`; a place past its end is nowhere.
+
+    With 'sharded' each device has computed some of the rows and all of them keep the whole table, so
+    rows go from device to device a few at a time, and from the cache straight into the table. Gathering
+    all of them first would write and read each once more in memory.
+    """
+    if strategy.name != "sharded" or not jax.tree.leaves(table):
+        return jax.tree.map(lambda old, new: old.at[places].set(new, mode="drop"), table, rows)
+    limit = _EXCHANGED_BYTES.get(strategy.mesh.devices.flat[0].platform, _EXCHANGED_BYTES["gpu"])
+    row_bytes = sum(x.nbytes // x.shape[0] for x in jax.tree.leaves(rows))
+    num_devices = strategy.mesh.size
+    each = places.shape[0] // num_devices
+    chunk = max(1, min(each, limit // max(row_bytes * num_devices, 1)))
+
+    def write(table, row_and_place):
+        row, place = row_and_place
+
+        def put(old, new):
+            at = jnp.minimum(place, old.shape[0] - 1)
+            kept = jax.lax.dynamic_index_in_dim(old, at, keepdims=False)
+            new = jnp.where(place < old.shape[0], new, kept)
+            return jax.lax.dynamic_update_index_in_dim(old, new, at, 0)
+
+        return jax.tree.map(put, table, row), None
+
+    def on_one_device(table, mine, places):
+        def exchange(table, first):
+            # The last chunk may begin a little earlier, and bring some rows once more.
+            first = jnp.minimum(first, each - chunk)
+            sent = [jax.lax.dynamic_slice_in_dim(x, first, chunk) for x in jax.tree.leaves(mine)]
+            by_device = places.reshape(num_devices, each)
+            where = jax.lax.dynamic_slice_in_dim(by_device, first, chunk, axis=1).reshape(-1)
+            received = [jax.lax.all_gather(x, AXIS, tiled=True) for x in sent]
+            received = jax.tree.unflatten(jax.tree.structure(mine), received)
+            return jax.lax.scan(write, table, (received, where))
+
+        return jax.lax.scan(exchange, table, jnp.arange(0, each, chunk))[0]
+
+    everywhere, split = PartitionSpec(), PartitionSpec(AXIS)
+    return jax.shard_map(
+        on_one_device,
+        mesh=strategy.mesh,
+        in_specs=(everywhere, split, everywhere),
+        out_specs=everywhere,
+        check_vma=False,
+    )(table, rows, places)
 
 
 def _scan(function, shared, clients):
@@ -199,10 +258,7 @@ def _vmap(function, shared, clients):
     return jax.tree.map(lambda x: jnp.sum(x, axis=0), contributions), results
 
 
-def _sharded(strategy, function, shared, clients, pad, size):
-    mesh = strategy.mesh
-    missing = -size % mesh.size
-    padded = pad(clients, missing) if missing else clients
+def _sharded(strategy, function, shared, clients):
     run = _scan if strategy.inner == "scan" else _vmap
 
     def on_one_device(shared, mine):
@@ -210,11 +266,10 @@ def _sharded(strategy, function, shared, clients, pad, size):
         return jax.lax.psum(summed, AXIS), stacked
 
     everywhere, split = PartitionSpec(), PartitionSpec(AXIS)
-    summed, stacked = jax.shard_map(
+    return jax.shard_map(
         on_one_device,
-        mesh=mesh,
+        mesh=strategy.mesh,
         in_specs=(everywhere, split),
         out_specs=(everywhere, split),
         check_vma=False,
-    )(shared, padded)
-    return summed, jax.tree.map(lambda x: x[:size], stacked)
+    )(shared, clients)

@@ -1,6 +1,7 @@
 """Ways to execute the client axis: the same numbers from all, and the right choice among them."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
@@ -152,3 +153,30 @@ def test_settle_asks_the_compiled_program(monkeypatch):
 def test_wrong_strategies_are_refused(strategy, message):
     with pytest.raises(ValueError, match=message):
         fo.make_round(SCAFFOLD, problems.MODEL, strategy)
+
+
+@pytest.mark.parametrize("limit", [1, 100, 10**6], ids=["row by row", "a few", "all"])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_rows_are_written_where_they_belong(count, limit, monkeypatch):
+    """Rows that devices computed end up in everybody's table; those with no place, nowhere."""
+    monkeypatch.setitem(strategies._EXCHANGED_BYTES, "cpu", limit)
+    rng = np.random.default_rng(count)
+    table = {"a": rng.normal(size=(9, 2, 3)), "b": rng.integers(9, size=9)}
+    size = strategies.round_up(sharded(count), 7)
+    places = np.full(size, 9)
+    places[:7] = [4, 9, 0, 8, 1, 9, 5]
+    rows = {"a": rng.normal(size=(size, 2, 3)), "b": rng.integers(9, size=size)}
+    found = jax.jit(lambda *x: strategies.write_rows(sharded(count), *x))(table, rows, places)
+    expected = {name: array.copy() for name, array in table.items()}
+    for place, i in ((4, 0), (0, 2), (8, 3), (1, 4), (5, 6)):
+        for name in expected:
+            expected[name][place] = rows[name][i]
+    problems.assert_identical(found, expected)
+    elsewhere = strategies.write_rows(
+        fo.Strategy("scan"), *jax.tree.map(jnp.asarray, (table, rows, places))
+    )
+    problems.assert_identical(elsewhere, expected)
+
+
+def sharded(count):
+    return strategies.resolve(fo.Strategy("sharded", mesh=mesh(count)))

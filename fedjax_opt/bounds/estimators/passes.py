@@ -196,12 +196,7 @@ def over_clients(function: Callable[..., tuple[Any, Any]], clients: tuple) -> tu
         del shared
         return function(*client)
 
-    return strategies.map_reduce(_ONE_BY_ONE, one, (), clients, _never_padded)
-
-
-def _never_padded(clients: Any, extra: int) -> Any:
-    del extra
-    return clients
+    return strategies.map_reduce(_ONE_BY_ONE, one, (), clients)
 
 
 def hessian_product(slope: Slope, x: jax.Array, direction: jax.Array) -> jax.Array:
