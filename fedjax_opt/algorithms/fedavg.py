@@ -48,8 +48,8 @@ def fedavg(optimizer: optax.GradientTransformation, server_learning_rate: Any = 
 
     Args:
       optimizer: the clients' optimiser, a triple or any optax transformation. Its statistics move in
-        every local step and start afresh in every round. To put clipping or weight decay before a triple
-        use `fedjax_opt.optimizers.chain`: `optax.chain` would leave its statistics frozen.
+        every local step and start afresh in every round, and so does the count of a schedule. To put
+        clipping or weight decay before a triple use `fedjax_opt.optimizers.chain`.
       server_learning_rate: eta_s, not negative.
 
     Returns:

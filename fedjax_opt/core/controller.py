@@ -102,7 +102,10 @@ def current(setting: Any, remembered: Any, round_number: jax.Array) -> Any:
     """What a setting (a controller, a function of the round or a value) is in a round."""
     if isinstance(setting, Controller):
         return setting.value(remembered, round_number)
-    return setting(round_number) if callable(setting) else setting
+    if not callable(setting):
+        return setting
+    # A schedule of optax divides it: int32 would give float32, whatever the precision of the run.
+    return setting(round_number.astype(jnp.result_type(int)))
 
 
 def current_rate(setting: Any, remembered: Any, round_number: jax.Array) -> Any:

@@ -33,4 +33,7 @@ def next_count(count: Any) -> Any:
 
 def value(learning_rate: Any, count: Any) -> Any:
     """The learning rate that applies now."""
-    return learning_rate(count) if callable(learning_rate) else learning_rate
+    if not callable(learning_rate):
+        return learning_rate
+    # optax divides the count: as int32 that would give float32, whatever the precision of the run.
+    return learning_rate(count.astype(jnp.result_type(int)))

@@ -12,6 +12,7 @@ Reference:
   IEEE Transactions on Computers, 2022. Table 2.
 """
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -217,7 +218,33 @@ def local_form(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
         )
     if isinstance(optimizer, Triple):
         return moving(optimizer)
-    return as_pytree(optimizer)
+    optimizer = as_pytree(optimizer)
+    return optimizer._replace(init=Partial(_init_if_it_moves, *optimizer))
+
+
+def _init_if_it_moves(init, update, params):
+    """Refuses a triple inside of another transformation if nobody moves its statistics."""
+    before = init(params)
+    if _statistics(before):
+        _, after = update(jax.tree.map(jnp.zeros_like, params), before, params)
+        for old, new in zip(_statistics(before), _statistics(after), strict=True):
+            if all(map(operator.is_, jax.tree.leaves(old), jax.tree.leaves(new))):
+                raise ValueError(
+                    "optimizer must not hold a triple inside of an optax transformation: its update"
+                    " leaves the statistics as they are, and optax never tracks them. Use"
+                    " fedjax_opt.optimizers.chain in place of optax.chain, or"
+                    " fedjax_opt.optimizers.moving(triple) inside of it."
+                )
+    return before
+
+
+def _statistics(state: Any) -> list[Any]:
+    """The statistics of our own triples, inside of another transformation's state."""
+
+    def is_ours(node):
+        return type(node).__module__.startswith(f"{__package__}.") and bool(jax.tree.leaves(node))
+
+    return [node for node in jax.tree.leaves(state, is_leaf=is_ours) if is_ours(node)]
 
 
 def as_pytree(tx: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -59,6 +59,23 @@ def test_a_chain_of_what_is_no_transformation_is_refused(wrong):
 
 
 @pytest.mark.parametrize("function", [opt.from_optax, local_form])
+@pytest.mark.parametrize(
+    "inside",
+    [
+        lambda triple: optax.chain(optax.clip(1.0), triple),
+        lambda triple: optax.masked(triple, True),
+        lambda triple: optax.chain(optax.chain(triple), optax.clip(1.0)),
+    ],
+)
+def test_a_triple_inside_of_optax_is_refused_if_its_statistics_would_never_move(function, inside):
+    with pytest.raises(ValueError, match=r"Use fedjax_opt\.optimizers\.chain in place of optax"):
+        function(inside(opt.sgdm(0.1, 0.9))).init(jnp.ones(2))
+    # None to move, or moved by itself.
+    function(inside(opt.sgd(0.1))).init(jnp.ones(2))
+    function(inside(opt.moving(opt.sgdm(0.1, 0.9)))).init(jnp.ones(2))
+
+
+@pytest.mark.parametrize("function", [opt.from_optax, local_form])
 def test_what_is_no_transformation_is_refused(function):
     """With what would be one."""
     with pytest.raises(

@@ -64,9 +64,9 @@ def _standard(schedule):
 
 
 SCHEDULES = {
-    "exponential": (optax.exponential_decay(0.5, 1, 0.5), lambda t: 0.5 * 0.5**t),
-    # Exact in float32 too, in which optax computes it.
-    "linear": (_standard(optax.linear_schedule(0.75, 0.25, 2)), lambda t: max(0.75 - t / 4, 0.25)),
+    # No power of two, so that float32 would show: a count of 32 bits would give it.
+    "exponential": (optax.exponential_decay(0.3, 1, 0.8), lambda t: 0.3 * 0.8**t),
+    "linear": (_standard(optax.linear_schedule(0.7, 0.1, 3)), lambda t: max(0.7 - t / 5, 0.1)),
     "function": (_standard(lambda count: 0.125 * (1 + count)), lambda t: 0.125 * (1 + t)),
 }
 
