@@ -16,7 +16,12 @@ _ROWS = 2**31 - 3
 
 
 def feeding_from_data(
-    data: Any, cohort: jax.Array, batch_size: int, batching: str, full: bool
+    data: Any,
+    cohort: jax.Array,
+    batch_size: int,
+    batching: str,
+    full: bool,
+    num_chunks: int | None = None,
 ) -> Any:
     """How the clients of a cohort draw their minibatches.
 
@@ -31,12 +36,14 @@ def feeding_from_data(
       batch_size: B.
       batching: 'shuffled' or 'replacement'.
       full: whether every client's size is a multiple of B, so that nothing has to be masked.
+      num_chunks: how many minibatches hold all of a client's rows, if that is the same for all: a pass
+        over them is then a loop of known length, which can be differentiated.
     """
     draw = _shuffled if batching == "shuffled" else _with_replacement
     sizes, offsets = jnp.asarray(data.sizes), jnp.asarray(data.offsets)
     return Feeding(
         draw=partial(draw, batch_size, full),
-        full=partial(_all_rows, batch_size),
+        full=partial(_all_rows, batch_size, num_chunks),
         extra=partial(_extra, partial(draw, batch_size, full)),
         shared=data.examples,
         feed=(offsets[cohort], sizes[cohort]),
@@ -66,14 +73,14 @@ def _shuffled(batch_size, full, examples, feed, key, step):
     return _gather(examples, offset + rows), None if full else positions < size
 
 
-def _all_rows(batch_size, examples, feed):
+def _all_rows(batch_size, num_chunks, examples, feed):
     offset, size = feed
 
     def chunk_of(chunk):
         positions = chunk * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
         return _gather(examples, offset + positions % size), positions < size
 
-    return chunk_of, steps_per_epoch(size, batch_size)
+    return chunk_of, num_chunks or steps_per_epoch(size, batch_size)
 
 
 def _extra(draw, examples, feed, key):

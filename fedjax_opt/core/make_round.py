@@ -55,7 +55,7 @@ def make_round(
       strategy: how the client axis is executed: 'scan', 'vmap', 'chunked', 'sharded', 'auto', or a
         `Strategy`.
       diagnostics: what to measure of the clients' drift: any of 'client_distance',
-        'client_update_norm' and 'perturbation_norm'; see `Info.diagnostics`.
+        'client_update_norm', 'perturbation_norm' and 'upload_bytes'; see `Info.diagnostics`.
 
     Returns:
       The round function.
@@ -172,6 +172,11 @@ def _check(algorithm, state, cohort, feed, weights, num_steps):
                 " broadcast model before local work begins."
             )
         axes = checks.leading_axes("probe_batches", probe_batches, (size, None, None), "SPB")
+        if jax.tree.structure(probe_batches) != jax.tree.structure(batches):
+            raise ValueError(
+                "probe_batches must have the tree structure of batches,"
+                f" {jax.tree.structure(batches)}, got {jax.tree.structure(probe_batches)}."
+            )
         if probe_mask is not None:
             probe_mask = _check_mask("probe_mask", probe_mask, axes)
     weights = check_weights(weights, size)

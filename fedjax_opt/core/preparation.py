@@ -27,6 +27,7 @@ class Fixed(NamedTuple):
     batching: str
     weighting: str
     full_batches: bool
+    num_chunks: int | None
     static_steps: int | None
     epochs: bool
     diagnostics: tuple[str, ...]
@@ -80,11 +81,12 @@ def prepare(
     batch_size = checks.integer("batch_size", batch_size, low=1)
     checks.choice("batching", batching, batches.BATCHINGS)
     checks.choice("weighting", weighting, WEIGHTINGS)
-    full_batches = False
+    full_batches, num_chunks = False, None
     if not checks.is_traced(data.sizes):
         sizes = np.asarray(data.sizes)
         _check_nobody_is_empty(sizes)
         full_batches = bool(np.all(sizes % batch_size == 0))
+        num_chunks = _the_same(batches.steps_per_epoch(sizes, batch_size))
     static = isinstance(steps, int) and local_epochs is None and not sampler.falls_short
     fixed = Fixed(
         model=model,
@@ -93,6 +95,7 @@ def prepare(
         batching=batching,
         weighting=weighting,
         full_batches=full_batches,
+        num_chunks=num_chunks,
         static_steps=steps if static else None,
         epochs=local_epochs is not None,
         diagnostics=_check_diagnostics(diagnostics, state),
@@ -190,6 +193,11 @@ def _check_nobody_is_empty(sizes: np.ndarray) -> None:
             f"data must have no empty client to train on, but {len(empty)} hold no example, client"
             f" {empty[0]} among them. Select the others: data[data.sizes > 0]."
         )
+
+
+def _the_same(values: np.ndarray) -> int | None:
+    """The one value that all are, if there is one."""
+    return int(values[0]) if np.all(values == values[0]) else None
 
 
 def _check_diagnostics(names: Any, state: Any) -> tuple[str, ...]:

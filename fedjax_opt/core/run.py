@@ -141,9 +141,7 @@ def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[Fede
     if traced.sampler.falls_short:
         steps = jnp.maximum(jnp.ceil(done * steps.astype(done.dtype)).astype(jnp.int32), 1)
     weights = sizes[cohort] if fixed.weighting == "samples" else jnp.ones(cohort.shape)
-    feeding = batches.feeding_from_data(
-        data, cohort, fixed.batch_size, fixed.batching, fixed.full_batches
-    )
+    feeding = _feeding(fixed, data, cohort)
     remembered = state.controllers.learning_rate if state.controllers else ()
     learning_rate = controller.current_rate(traced.learning_rate, remembered, state.round)
     new_state, info = federated_round(
@@ -171,6 +169,12 @@ def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[Fede
     return new_state._replace(controllers=controllers), info
 
 
+def _feeding(fixed, data, cohort):
+    return batches.feeding_from_data(
+        data, cohort, fixed.batch_size, fixed.batching, fixed.full_batches, fixed.num_chunks
+    )
+
+
 def _validate(traced, fixed, state):
     """The global model's loss and metrics on the validation examples, where it is their turn."""
     examples, every = traced.validation
@@ -188,9 +192,7 @@ def _validate(traced, fixed, state):
 
 def _momentum_deviation(traced, fixed, state, sizes):
     everyone = jnp.arange(sizes.shape[0], dtype=jnp.int32)
-    feeding = batches.feeding_from_data(
-        traced.data, everyone, fixed.batch_size, fixed.batching, fixed.full_batches
-    )
+    feeding = _feeding(fixed, traced.data, everyone)
     weights = sizes if fixed.weighting == "samples" else jnp.ones(sizes.shape)
     gradient = full_gradient(
         fixed.model,

@@ -112,6 +112,12 @@ def _with_term(mu, temperature, anchor, previous, objective, batch):
     def penalty(variables, evaluation):
         del variables
         features = features_of(evaluation, "contrastive")
+        if features.shape != of_anchor.shape:
+            raise ValueError(
+                "contrastive compares features on the whole minibatch of a local step, and this"
+                " algorithm takes gradients on parts of it, as per_fedavg does: features of shape"
+                f" {list(features.shape)} against {list(of_anchor.shape)}."
+            )
         scale = jnp.asarray(1 / temperature, features.dtype)
         cosine, others = optax.losses.cosine_similarity, (of_anchor, of_previous)
         near, far = (scale * cosine(features, z, epsilon=_SMALLEST) for z in others)

@@ -11,6 +11,7 @@ Reference:
 
 from typing import Any, NamedTuple
 
+import jax
 import optax
 from jax.tree_util import Partial
 
@@ -29,7 +30,8 @@ def server_optimizer(algorithm: Algorithm, optimizer: optax.GradientTransformati
     """Takes the server's step with an optimiser: `x+ = x - U(-(mean of y_i - x))`.
 
     Args:
-      algorithm: any algorithm; its own server learning rate scales the pseudo-gradient.
+      algorithm: any algorithm whose server has a model to send; its own server learning rate scales the
+        pseudo-gradient.
       optimizer: a triple (its statistics move once per round) or any optax transformation.
 
     Returns:
@@ -60,7 +62,13 @@ def _init(inner, optimizer, variables):
 
 
 def _broadcast(inner, server):
-    return inner(server.inner)
+    message = inner(server.inner)
+    if not jax.tree.leaves(message):
+        raise ValueError(
+            "server_optimizer needs an algorithm whose server moves a model and sends it; this one, as"
+            " independent training, sends nothing."
+        )
+    return message
 
 
 def _personal(inner, server, client):

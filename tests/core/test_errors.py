@@ -92,6 +92,10 @@ def test_the_arguments_that_the_others_spoil_are_right():
             r"probe_batches\['x'\] must have leading axes \[S=3, P, B\]",
         ),
         (
+            {"algorithm": MIMELITE, "probe_batches": {"x": BATCHES["x"]}},
+            "probe_batches must have the tree structure of batches.*'y'.*, got .*'x'",
+        ),
+        (
             {"algorithm": MIMELITE, "probe_batches": BATCHES, "probe_mask": np.ones((3, 2, 7))},
             r"probe_mask must have .* got shape \[3, 2, 7\]",
         ),

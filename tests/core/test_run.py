@@ -79,6 +79,23 @@ def test_the_gradient_through_a_run():
     np.testing.assert_allclose(jax.jvp(final_loss, (0.1,), (1.0,))[1], reverse, rtol=1e-10)
 
 
+@pytest.mark.slow
+def test_the_gradient_through_a_probe_of_clients_of_one_size():
+    """Their passes over all of their rows have a known length."""
+    data = problems.ragged([6, 5, 6, 5])
+
+    def loss(rate):
+        algorithm = fo.mimelite(fo.optimizers.sgdm(rate, 0.9))
+        state = problems.start(algorithm, 4)
+        found = fo.run_rounds(
+            algorithm, problems.MODEL, data, state, 3, cohort_size=2, batch_size=3, local_steps=2,
+            strategy="scan",
+        )  # fmt: skip
+        return found.history.loss[-1]
+
+    np.testing.assert_allclose(jax.grad(loss)(0.1), jax.jvp(loss, (0.1,), (1.0,))[1], rtol=1e-10)
+
+
 def test_a_dynamic_number_of_steps_refuses_reverse_mode_and_serves_forward_mode():
     with pytest.raises(
         ValueError, match=r"fixed number of local steps.*Pass local_steps as a Python"

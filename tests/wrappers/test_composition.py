@@ -305,6 +305,18 @@ def test_a_model_without_features_is_refused_by_what_looks_at_them(algorithm):
         _play(algorithm, _rounds(rounds=1), FEATURELESS)
 
 
+def test_a_contrast_of_parts_of_a_minibatch_is_refused():
+    algorithm = fo.contrastive(fo.per_fedavg(SGD, 0.1), 0.5)
+    with pytest.raises(ValueError, match="contrastive compares features on the whole minibatch"):
+        _play(algorithm, _rounds(rounds=1), MODEL)
+
+
+def test_a_servers_optimiser_is_refused_where_the_server_sends_no_model():
+    algorithm = fo.server_optimizer(fo.independent(SGD), opt.adam(0.1))
+    with pytest.raises(ValueError, match="server_optimizer needs an algorithm whose server moves"):
+        _play(algorithm, _rounds(rounds=1), MODEL)
+
+
 def test_a_private_pattern_that_matches_nothing_is_refused_inside_of_other_wrappers():
     algorithm = fo.server_optimizer(fo.proximal(fo.private(SCAFFOLD, "params/scale"), 0.1), ADAM)
     with pytest.raises(ValueError, match=r"where matches no leaf .* params/b, params/w"):
