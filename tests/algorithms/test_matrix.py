@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
+from fedjax_opt import algorithms
 from tests.algorithms import helpers
 from tests.algorithms.matrix import ROWS
 
@@ -64,6 +65,23 @@ def _play(row, seed, rounds=2, strategy="scan", change=lambda inputs: inputs):
         states.append(state)
         infos.append(info)
     return states, infos
+
+
+# Public, and no rows of the matrix; tests/algorithms/test_personal.py and tests/wrappers ask of these.
+ELSEWHERE = {
+    "adaptive_fedopt": "its optimisers have rows",
+    "per_fedavg": "needs batches that it can part",
+    "independent": "its server learns nothing",
+    "ce_fedavg": "is mfl, compressed",
+    "compressed_fedavg": "is fedavg, compressed",
+}
+
+
+def test_every_public_algorithm_has_a_row_or_a_reason():
+    public = {name for name in dir(algorithms) if callable(getattr(algorithms, name))}
+    rows = {name.replace("-", "_") for name in ROWS}
+    without = {n for n in public if not any(r == n or r.startswith(f"{n}_") for r in rows)}
+    assert without == set(ELSEWHERE)
 
 
 def _comparable(state):
@@ -229,13 +247,9 @@ def test_scaling_all_weights_changes_nothing(row):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["sharded", "chunked"])
+@pytest.mark.parametrize("strategy", ["sharded", "chunked", "vmap"])
 def test_every_strategy_gives_the_same_numbers(row, strategy):
-    """Server, clients and infos agree with `scan` for a cohort that does not divide evenly.
-
-    Chunks are vmapped. `vmap` itself is how every row reaches its limit above, and is compared with the
-    others in tests/core/test_strategies.py.
-    """
+    """Server, clients and infos agree with `scan` for a cohort that does not divide evenly."""
     states, infos = _play(row, seed=8)
     others, other_infos = _play(row, seed=8, strategy=strategy)
     for a, b in zip(states, others, strict=True):

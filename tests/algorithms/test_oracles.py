@@ -127,7 +127,10 @@ CASES = {
         )
         for name in ("sgdm", "rmsprop", "adam")
     },
-    "mimexlite-adam": _global(fo.mimexlite, ref.mimelite, "adam", "probe_gradient"),
+    **{
+        f"mimexlite-{name}": _global(fo.mimexlite, ref.mimelite, name, "probe_gradient")
+        for name in ("sgdm", "rmsprop", "adam")
+    },
     "mimemom": _plain(fo.mimemom, mom.mimemom, (("momentum", "beta"),))._replace(lost=("c",)),
     "scaffold-1": _plain(fo.scaffold, ref.scaffold, clients=True, option=1),
     "scaffold-2": _plain(fo.scaffold, ref.scaffold, clients=True, option=2),
