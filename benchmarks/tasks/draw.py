@@ -88,7 +88,7 @@ def draw(saved):
         axis.set_xlabel("round")
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("test accuracy: mean and range of three seeds")
+    axes[0].set_ylabel("test accuracy")
     axes[0].legend(fontsize=8, edgecolor="none")
     figure.savefig(FIGURE, metadata={"Title": "Tasks", "Date": None})
     plt.close(figure)
