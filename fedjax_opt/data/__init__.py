@@ -6,6 +6,7 @@ from fedjax_opt.data.balanced import balanced_dirichlet as balanced_dirichlet
 from fedjax_opt.data.client_data import ClientData as ClientData
 from fedjax_opt.data.client_data import Summary as Summary
 from fedjax_opt.data.digits import load_digits as load_digits
+from fedjax_opt.data.gathering import collect as collect
 from fedjax_opt.data.keys import by_key as by_key
 from fedjax_opt.data.noise import with_noise as with_noise
 from fedjax_opt.data.pachinko import pachinko as pachinko
@@ -28,7 +29,6 @@ from fedjax_opt.data.sources.tfds import read_tfds as read_tfds
 from fedjax_opt.data.sources.tff import read_hdf5 as read_hdf5
 from fedjax_opt.data.sources.tff import read_sqlite as read_sqlite
 from fedjax_opt.data.split_plot import plot_split as plot_split
-from fedjax_opt.data.storage import collect as collect
 from fedjax_opt.data.storage import open_stored as open_stored
 from fedjax_opt.data.storage import store as store
 from fedjax_opt.data.storage import stored_names as stored_names

@@ -57,7 +57,7 @@ def balanced_dirichlet(labels: Any, num_clients: int, alpha: float, *, seed: int
     """
     labels = check_labels("labels", labels)
     checks.integer("seed", seed, low=0)
-    check_sizes(len(labels), num_clients, 1)
+    num_clients = check_sizes(len(labels), num_clients, 1)
     check_from_zero("alpha", alpha)
     if alpha == 0:
         return label_shards(labels, num_clients, shards_per_client=1, seed=seed)

@@ -88,11 +88,12 @@ def fill(ids: np.ndarray, num_clients: int, min_size: int, rng: np.random.Genera
     kept = sizes.copy()
     for negative, client in heap:
         kept[client] = -negative
-    moved = [
-        rng.choice(np.flatnonzero(ids == client), sizes[client] - kept[client], replace=False)
-        for client in np.flatnonzero(kept < sizes)
-    ]
-    if moved:
+    if missing.any():
+        members = members_by_class(ids, sizes)
+        moved = [
+            rng.choice(members[client], sizes[client] - kept[client], replace=False)
+            for client in np.flatnonzero(kept < sizes)
+        ]
         ids[rng.permutation(np.concatenate(moved))] = np.repeat(np.arange(num_clients), missing)
     return ids
 
@@ -118,14 +119,20 @@ def check_labels(name: str, labels: Any) -> np.ndarray:
         raise ValueError(
             f"{name} must be a vector with at least one label, got shape {list(array.shape)}."
         )
+    if array.dtype.kind == "O":
+        try:
+            np.unique(array)
+        except TypeError as error:
+            raise ValueError(f"{name} must be all integers or all strings: {error}.") from error
     return array
 
 
-def check_sizes(n: int, num_clients: Any, min_size: int) -> None:
-    """Refuses more clients than can have `min_size` of `n` examples each."""
-    checks.integer("num_clients", num_clients, low=1)
+def check_sizes(n: int, num_clients: Any, min_size: int) -> int:
+    """The number of clients, of which each can have `min_size` of `n` examples."""
+    num_clients = checks.integer("num_clients", num_clients, low=1)
     if num_clients * min_size > n:
         raise ValueError(
             f"num_clients must be at most {n // min_size}, so that each client can have {min_size}"
             f" of the {n} examples, got {num_clients}."
         )
+    return num_clients

@@ -57,7 +57,7 @@ def with_noise(
             f"examples[{key!r}] must be floating point to take noise, got {inputs.dtype}. Convert it"
             " first, for example x.astype(np.float32) / 255."
         )
-    if clip is not None and not (len(clip) == 2 and clip[0] < clip[1]):
+    if clip is not None and not (np.shape(clip) == (2,) and clip[0] < clip[1]):
         raise ValueError(f"clip must be (lowest, highest) with lowest < highest, got {clip!r}.")
     generator = np.random.default_rng(seed)
     noisy = np.zeros(data.num_clients, bool)

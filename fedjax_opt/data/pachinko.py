@@ -61,7 +61,7 @@ def pachinko(
             f"coarse and fine must be equally long, got {len(coarse)} and {len(fine)} labels."
         )
     checks.integer("seed", seed, low=0)
-    check_sizes(len(fine), num_clients, 1)
+    num_clients = check_sizes(len(fine), num_clients, 1)
     check_from_zero("coarse_alpha", coarse_alpha)
     check_from_zero("fine_alpha", fine_alpha)
     codes, left = _hierarchy(coarse, fine)

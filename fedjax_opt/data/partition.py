@@ -15,6 +15,7 @@ from fedjax_opt.data.draws import (
     check_labels,
     check_sizes,
     dirichlet_shares,
+    even_sizes,
     fill,
     members_by_class,
     rounded,
@@ -43,7 +44,7 @@ def iid(labels_or_n: Any, num_clients: int, seed: int = 0) -> np.ndarray:
     """
     n = check_count(labels_or_n)
     checks.integer("seed", seed, low=0)
-    check_sizes(n, num_clients, 1)
+    num_clients = check_sizes(n, num_clients, 1)
     return np.random.default_rng(seed).permutation(np.arange(n, dtype=np.int32) % num_clients)
 
 
@@ -84,8 +85,8 @@ def label_shards(
     """
     labels = check_labels("labels", labels)
     checks.integer("seed", seed, low=0)
-    checks.integer("num_clients", num_clients, low=1)
-    checks.integer("shards_per_client", shards_per_client, low=1)
+    num_clients = checks.integer("num_clients", num_clients, low=1)
+    shards_per_client = checks.integer("shards_per_client", shards_per_client, low=1)
     n, num_shards = len(labels), num_clients * shards_per_client
     if num_shards > n:
         raise ValueError(
@@ -94,10 +95,8 @@ def label_shards(
         )
     # Each client's shards, drawn before the labels are looked at: a test set gets the same deal.
     dealt = np.random.default_rng(seed).permutation(num_shards) // shards_per_client
-    sizes = np.full(num_shards, n // num_shards)
-    sizes[: n % num_shards] += 1
     ids = np.empty(n, np.int32)
-    ids[np.argsort(labels, kind="stable")] = np.repeat(dealt, sizes)
+    ids[np.argsort(labels, kind="stable")] = np.repeat(dealt, even_sizes(n, num_shards))
     return ids
 
 
@@ -146,7 +145,7 @@ def dirichlet(
     labels = check_labels("labels", labels)
     checks.integer("seed", seed, low=0)
     checks.integer("min_size", min_size, low=0)
-    check_sizes(len(labels), num_clients, min_size)
+    num_clients = check_sizes(len(labels), num_clients, min_size)
     check_from_zero("alpha", alpha)
     if np.isposinf(alpha) and num_clients <= len(labels):
         return iid(labels, num_clients, seed)
@@ -204,7 +203,7 @@ def quantity_skew(
     n = check_count(labels_or_n)
     checks.integer("seed", seed, low=0)
     checks.integer("min_size", min_size, low=0)
-    check_sizes(n, num_clients, min_size)
+    num_clients = check_sizes(n, num_clients, min_size)
     rng = np.random.default_rng(seed)
     if alpha is not None and power is None:
         check_from_zero("alpha", alpha)

@@ -6,49 +6,25 @@ complete. Where it is opened, nothing is read but what is asked for; `fo.simulat
 examples on the host and sends each chunk of rounds those of its cohorts.
 """
 
+import functools
 import json
 import os
 import pathlib
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from fedjax_opt.core import checks
 from fedjax_opt.data.client_data import ClientData
-
-Clients = Iterable[tuple[str, dict[str, Any]]]
+from fedjax_opt.data.gathering import Clients, gather
+from fedjax_opt.data.sources.columns import named
 
 _INDEX, _NAMES, _SIZES = "clients.json", "names.json", "sizes"
 _FORMAT, _VERSION = "fedjax_opt clients", 1
 _PIECE = 2**24  # bytes that are read at once to verify
-
-
-def collect(clients: Clients) -> tuple[ClientData, list[str]]:
-    """Gathers clients one after the other into memory.
-
-    Args:
-      clients: pairs of a name and the examples of that client, a mapping of names to arrays `[n, ...]`;
-        what the readers of federated files return.
-
-    Returns:
-      The data, and the name of each client.
-
-    Example:
-      >>> import numpy as np
-      >>> import fedjax_opt as fo
-      >>> pairs = [("ann", {"x": np.zeros((2, 3))}), ("bob", {"x": np.ones((1, 3))})]
-      >>> data, names = fo.data.collect(pairs)
-      >>> data.sizes.tolist(), names
-      ([2, 1], ['ann', 'bob'])
-    """
-    named = dict(_checked(clients))
-    if not named:
-        raise ValueError("clients must hold at least one client, got none.")
-    return ClientData.from_list(list(named.values())), list(named)
 
 
 def store(clients: Clients | ClientData, directory: str | os.PathLike[str]) -> ClientData:
@@ -132,7 +108,12 @@ def stored_names(directory: str | os.PathLike[str]) -> list[str]:
       >>> fo.data.stored_names(home)
       ['ann', 'bob']
     """
-    return _read_json(pathlib.Path(directory) / _NAMES, list)
+    folder = pathlib.Path(directory)
+    names = _read_json(folder / _NAMES, list)
+    count = len(_open(folder, _SIZES, _read_index(folder), verify=False))
+    if not all(isinstance(name, str) for name in names) or len(set(names)) != count:
+        raise ValueError(f"{folder / _NAMES} is damaged: it must hold {count} different names.")
+    return names
 
 
 def _pairs(clients: Clients | ClientData) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -143,41 +124,13 @@ def _pairs(clients: Clients | ClientData) -> Iterator[tuple[str, dict[str, Any]]
         yield str(client), clients[client]
 
 
-def _checked(clients: Clients) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """The clients as arrays, each of which must look like those before it."""
-    first: dict[str, tuple[Any, Any]] = {}
-    seen: set[str] = set()
-    for name, examples in clients:
-        if name in seen:
-            raise ValueError(f"clients must have different names, but {name!r} comes twice.")
-        seen.add(name)
-        if not isinstance(examples, dict) or not examples:
-            raise ValueError(f"The examples of client {name!r} must be a mapping of arrays.")
-        arrays = {key: np.ascontiguousarray(value) for key, value in examples.items()}
-        (count,) = checks.leading_axes(f"client {name!r}", arrays, (None,), "n")
-        if count == 0:
-            raise ValueError(f"Every client must hold at least one example, but {name!r} does not.")
-        kinds = {key: (array.dtype, array.shape[1:]) for key, array in arrays.items()}
-        first = first or kinds
-        if kinds != first:
-            raise ValueError(
-                f"The examples of client {name!r} must be like those before it, {_told(first)}, got"
-                f" {_told(kinds)}."
-            )
-        yield name, arrays
-
-
-def _told(kinds: dict[str, tuple[Any, Any]]) -> str:
-    return ", ".join(f"{key}: {dtype}{list(shape)}" for key, (dtype, shape) in kinds.items())
-
-
-class _Column:
+class _File:
     """One array in the making: a `.npy` file whose number of rows is filled in at the end."""
 
     def __init__(self, folder: pathlib.Path, name: str, array: np.ndarray) -> None:
         if array.dtype.hasobject:
             raise ValueError(f"Array {name!r} must hold numbers or text, got dtype {array.dtype}.")
-        if pathlib.Path(name).name != name or name == _SIZES:
+        if not _can_be_stored(name):
             raise ValueError(f"{name!r} cannot be the name of an array that is stored.")
         self.rows, self.checksum = 0, 0
         self.kind, self.shape = array.dtype, array.shape[1:]
@@ -210,17 +163,9 @@ class _Column:
 
 
 def _write(clients: Clients, folder: pathlib.Path) -> None:
-    columns: dict[str, _Column] = {}
-    sizes, names = [], []
+    columns: dict[str, _File] = {}
     try:
-        for name, arrays in _checked(clients):
-            columns = columns or {key: _Column(folder, key, a) for key, a in arrays.items()}
-            for key, array in arrays.items():
-                columns[key].append(array)
-            sizes.append(len(next(iter(arrays.values()))))
-            names.append(name)
-        if not names:
-            raise ValueError("clients must hold at least one client, got none.")
+        sizes, names = gather(clients, columns, functools.partial(_File, folder))
         arrays = {key: column.finish() for key, column in columns.items()}
     finally:
         for column in columns.values():
@@ -236,10 +181,8 @@ def _write(clients: Clients, folder: pathlib.Path) -> None:
 def _read_json(path: pathlib.Path, kind: type) -> Any:
     if not path.is_file():
         raise ValueError(f"{path.parent} does not hold stored clients: {path.name} is missing.")
-    try:
+    with named(path, "is damaged"):
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}.") from error
     if not isinstance(found, kind):
         raise ValueError(f"{path} is damaged: it must hold a {kind.__name__}.")
     return found
@@ -252,19 +195,28 @@ def _read_index(folder: pathlib.Path) -> dict[str, Any]:
             f"{folder / _INDEX} must describe {_FORMAT!r} of version {_VERSION}, got"
             f" {index.get('format')!r} of version {index.get('version')!r}."
         )
-    if not isinstance(index.get("arrays"), dict) or not index["arrays"]:
-        raise ValueError(f"{folder / _INDEX} is damaged: it names no arrays.")
+    arrays = index.get("arrays")
+    if not isinstance(arrays, dict) or not arrays or not all(map(_can_be_stored, arrays)):
+        raise ValueError(f"{folder / _INDEX} is damaged: it names no arrays that can be stored.")
+    for name, about in {**arrays, _SIZES: index.get(_SIZES)}.items():
+        if not isinstance(about, dict) or not isinstance(about.get("crc32"), int):
+            raise ValueError(f"{folder / _INDEX} is damaged: it has no checksum of {name!r}.")
     return index
+
+
+def _can_be_stored(name: str) -> bool:
+    """Whether an array of this name has a file of its own in the folder."""
+    return pathlib.PurePath(name).name == name and name != _SIZES
 
 
 def _open(folder: pathlib.Path, name: str, index: dict[str, Any], verify: bool) -> np.ndarray:
     path = folder / f"{name}.npy"
-    try:
+    with named(path, "is damaged"):
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f"{path} is damaged: {error}.") from error
+    if not array.ndim:
+        raise ValueError(f"{path} is damaged: it must hold one row an example.")
     if verify:
-        expected = (index[_SIZES] if name == _SIZES else index["arrays"][name]).get("crc32")
+        expected = (index[_SIZES] if name == _SIZES else index["arrays"][name])["crc32"]
         rows, found = max(_PIECE // max(array[:1].nbytes, 1), 1), 0
         for start in range(0, len(array), rows):
             found = zlib.crc32(np.ascontiguousarray(array[start : start + rows]).tobytes(), found)

@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 # The weight gradient contracts over batch and positions, which is long. That product alone is faster as
@@ -122,7 +123,7 @@ def _grouped(windows, kernel, groups, precision, dtype):
     if inputs == 1:  # Depthwise: products of numbers, for which a matrix product is no help.
         weights = kernel.reshape(len(windows), *(1,) * (windows[0].ndim - 1), groups, -1)
         terms = [
-            (window[..., None] * weight).astype(dtype)
+            window[..., None].astype(dtype) * weight.astype(dtype)
             for window, weight in zip(windows, weights, strict=True)
         ]
         return functools.reduce(jnp.add, terms)
@@ -200,16 +201,16 @@ def avg_pool(
 
 
 def _pool(x, window, strides, padding, fill, reduce, combine):
-    axes = len(window)
-    strides = (1,) * axes if strides is None else tuple(strides)
-    if x.ndim < axes + 1 or len(strides) != axes or min(*window, *strides) < 1:
+    axes = len(window) if np.ndim(window) == 1 else 0
+    strides = (1,) * axes if strides is None else strides
+    if not 0 < axes < x.ndim or np.shape(strides) != (axes,) or min(*window, *strides) < 1:
         raise ValueError(
             f"window_shape and strides must have one positive entry per spatial axis of inputs"
-            f" [..., spatial..., features], got {tuple(window)} and {strides} for shape"
+            f" [..., spatial..., features], got {window!r} and {strides!r} for shape"
             f" {list(x.shape)}."
         )
     shape = x.shape
-    flat = x.reshape(-1, *shape[-axes - 1 :])
+    flat = x.reshape(math.prod(shape[: -axes - 1]), *shape[-axes - 1 :])
     flat = _pad(flat, fill, window, strides, padding, (1,) * axes)
     outputs = tuple(
         (size - width) // stride + 1
@@ -219,7 +220,7 @@ def _pool(x, window, strides, padding, fill, reduce, combine):
         raise ValueError(
             f"window_shape must fit into the padded inputs, got {tuple(window)} for shape {list(shape)}."
         )
-    if tuple(window) == strides:
+    if tuple(window) == tuple(strides):
         pooled = _reduce_blocks(flat, strides, outputs, reduce)
     else:
         parts = _windows(flat, window, outputs, strides, (1,) * axes)

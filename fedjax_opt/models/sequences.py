@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_opt.core import Aux
-from fedjax_opt.models.classifier import cross_entropy
 
 
 def sequence_cross_entropy(
@@ -20,7 +19,7 @@ def sequence_cross_entropy(
     Args:
       logits: `[B, L, symbols]`.
       labels: `[B, L]`, integers, negative where there is no token; or `[B]`, the label of the last
-        position.
+        position, negative likewise.
       **rest: further fields of `Aux`: `state`, `features`.
 
     Returns:
@@ -37,7 +36,7 @@ def sequence_cross_entropy(
     """
     labels = jnp.asarray(labels).astype(jnp.int32)
     if labels.shape == logits.shape[:1]:
-        return cross_entropy(logits[:, -1], labels, **rest)
+        logits, labels = logits[:, -1:], labels[:, None]
     if labels.shape != logits.shape[:-1]:
         raise ValueError(
             f"labels must have shape {list(logits.shape[:-1])} or {list(logits.shape[:1])} for logits"

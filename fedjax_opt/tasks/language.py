@@ -1,15 +1,21 @@
 """Characters of plays, and the sentiment of short messages."""
 
+import functools
 import os
 import pathlib
-from collections.abc import Iterator
-
-import numpy as np
 
 from fedjax_opt import data as fed
 from fedjax_opt import models
 from fedjax_opt.core import checks
-from fedjax_opt.tasks.parts import FEDGBO, Arrays, Directory, by_client, three, without_clients
+from fedjax_opt.tasks.parts import (
+    FEDGBO,
+    Clients,
+    Directory,
+    by_client,
+    gathered,
+    three,
+    without_clients,
+)
 from fedjax_opt.tasks.task import Task
 from fedjax_opt.tasks.tuned import tuned
 
@@ -51,12 +57,16 @@ def plays(which: str = "plays", directory: Directory = None) -> Task:
     )
 
 
-def shakespeare(folder: str | os.PathLike[str], local_steps: int = 10) -> Task:
+def shakespeare(
+    folder: str | os.PathLike[str], local_steps: int = 10, stored: Directory = None
+) -> Task:
     """The character after eighty others in Shakespeare's plays, from LEAF's files, and a GRU.
 
     Args:
       folder: LEAF's data, with the directories `train` and `test`.
       local_steps: K, 10 or 50: for these the paper gives tuned hyperparameters.
+      stored: a directory to keep the clients in, and to open them from the next time: they are then
+        memory-mapped, and `folder` is not read again. None: they are read into memory.
 
     Returns:
       A `Task`.
@@ -69,14 +79,19 @@ def shakespeare(folder: str | os.PathLike[str], local_steps: int = 10) -> Task:
       Mills et al. Accelerating federated learning with a global biased optimiser. 2023.
     """
     home = pathlib.Path(folder)
-    data, _ = fed.collect(fed.read_leaf(home / "train", "shakespeare"))
-    test, _ = fed.collect(fed.read_leaf(home / "test", "shakespeare"))
+
+    def clients(split: str) -> Clients:
+        return fed.read_leaf(home / split, "shakespeare")
+
+    data, test = gathered(
+        lambda: clients("train"), lambda names: clients("test"), stored, data="shakespeare"
+    )
     return Task(
         name="shakespeare",
         paper=FEDGBO,
         differs="LEAF decides which roles there are; the paper has 660.",
         data=data,
-        test=test.examples,
+        test=test,
         model=models.gru(vocabulary=len(fed.text.CHARACTERS)),
         rounds=5000,
         settings={"cohort_size": min(7, len(data)), "batch_size": 32, "local_steps": local_steps},
@@ -89,6 +104,7 @@ def sent140(
     local_steps: int = 10,
     tokens: int = 5000,
     min_examples: int = 10,
+    stored: Directory = None,
 ) -> Task:
     """The sentiment of short messages from the words in them, by user, and a linear model.
 
@@ -97,6 +113,8 @@ def sent140(
       local_steps: K, 10 or 50: for these the paper gives tuned hyperparameters.
       tokens: how many of the most frequent tokens the model knows.
       min_examples: users with fewer messages are left out.
+      stored: a directory to keep the clients in, and to open them from the next time: they are then
+        memory-mapped, and `folder` is not read again. None: they are read into memory.
 
     Returns:
       A `Task`. Messages without a known token are left out, as in the paper.
@@ -109,26 +127,36 @@ def sent140(
       Mills et al. Accelerating federated learning with a global biased optimiser. 2023.
     """
     home = pathlib.Path(folder)
-    texts = (text for _, examples in _messages(home / "train") for text in examples["x"])
-    words = fed.vocabulary(texts, tokens)
+    tokens = checks.integer("tokens", tokens, low=1)
+    min_examples = checks.integer("min_examples", min_examples, low=1)
 
-    def encoded(split: str, least: int) -> Iterator[tuple[str, Arrays]]:
-        for name, examples in _messages(home / split):
-            ids = fed.token_ids(examples["x"], words, max_tokens=_LONGEST)
+    @functools.cache
+    def words() -> tuple[str, ...]:
+        messages = fed.read_leaf(home / "train", "sent140")
+        return fed.vocabulary((text for _, user in messages for text in user["x"]), tokens)
+
+    def users(split: str) -> Clients:
+        for name, examples in fed.read_leaf(home / split, "sent140"):
+            ids = fed.token_ids(examples["x"], words(), max_tokens=_LONGEST)
             known = (ids >= 0).any(axis=1)
-            if known.sum() >= least:
+            if known.any():
                 yield name, {"x": ids[known], "y": examples["y"][known]}
 
-    data, names = fed.collect(encoded("train", min_examples))
-    kept = set(names)
-    test, _ = fed.collect(pair for pair in encoded("test", 1) if pair[0] in kept)
+    data, test = gathered(
+        lambda: (user for user in users("train") if len(user[1]["y"]) >= min_examples),
+        lambda names: (user for user in users("test") if user[0] in names),
+        stored,
+        data="sent140",
+        tokens=tokens,
+        min_examples=min_examples,
+    )
     return Task(
         name="sent140",
         paper=FEDGBO,
         differs="Users are counted by their training messages that hold a known token.",
         data=data,
-        test=test.examples,
-        model=models.bag_of_words(vocabulary=len(words), num_classes=2),
+        test=test,
+        model=models.bag_of_words(vocabulary=tokens, num_classes=2),
         rounds=5000,
         settings={"cohort_size": min(22, len(data)), "batch_size": 8, "local_steps": local_steps},
         algorithms=tuned("sent140", local_steps),
@@ -136,7 +164,3 @@ def sent140(
 
 
 _LONGEST = 70  # A message had at most 140 characters, so at most 70 tokens.
-
-
-def _messages(folder: pathlib.Path) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    return fed.read_leaf(folder, "sent140")

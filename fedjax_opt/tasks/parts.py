@@ -1,6 +1,9 @@
 """What several tasks share: papers, algorithms with step sizes, and data as tasks need it."""
 
+import json
 import os
+import pathlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from fedjax_opt.optimizers import sgd, sgdm
 
 Directory = str | os.PathLike[str] | None
 Arrays = dict[str, np.ndarray]
+Clients = Iterator[tuple[str, Arrays]]
 
 FEDACG = (
     "Kim, Kim, Han. Communication-efficient federated learning with accelerated client gradient."
@@ -52,3 +56,34 @@ def by_client(examples: Arrays, num_clients: int) -> fed.ClientData:
 def without_clients(examples: Arrays) -> Arrays:
     """The inputs and labels alone."""
     return {"x": examples["x"], "y": examples["y"]}
+
+
+def gathered(
+    train: Callable[[], Clients],
+    test: Callable[[set[str]], Clients],
+    stored: Directory,
+    **options: Any,
+) -> tuple[fed.ClientData, Arrays]:
+    """The training clients, and the examples of the test clients, in memory or from a directory.
+
+    Args:
+      train: () -> the training clients.
+      test: (names of the training clients) -> the test clients.
+      stored: None for memory, or the directory, which is written once and opened from then on.
+      **options: what the clients were made by: a directory that was made by others is refused.
+    """
+    if stored is None:
+        data, names = fed.collect(train())
+        return data, fed.collect(test(set(names)))[0].examples
+    home = pathlib.Path(stored).expanduser()
+    note, made_by = home / "options.json", json.dumps(options)
+    if not (home / "train").exists():
+        home.mkdir(parents=True, exist_ok=True)
+        note.write_text(made_by, encoding="utf-8")
+        fed.store(train(), home / "train")
+    found = note.read_text(encoding="utf-8") if note.exists() else "something else"
+    if found != made_by:
+        raise ValueError(f"stored must be a directory made by {made_by}; {home} is by {found}.")
+    if not (home / "test").exists():
+        fed.store(test(set(fed.stored_names(home / "train"))), home / "test")
+    return fed.open_stored(home / "train"), fed.open_stored(home / "test").examples

@@ -60,4 +60,5 @@ class Task(NamedTuple):
             if changes.keys() & set(names):  # one of them takes the place of the other
                 settings = {key: value for key, value in settings.items() if key not in names}
         arguments = {"rounds": self.rounds, "test": self.test, **settings, **changes}
-        return simulate(algorithm, arguments.pop("model", self.model), self.data, **arguments)
+        model, data = arguments.pop("model", self.model), arguments.pop("data", self.data)
+        return simulate(algorithm, model, data, **arguments)

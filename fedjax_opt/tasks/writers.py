@@ -9,17 +9,21 @@ from fedjax_opt import models
 from fedjax_opt.algorithms import fedavg
 from fedjax_opt.core import checks
 from fedjax_opt.optimizers import sgd
-from fedjax_opt.tasks.parts import DECAYING, FEDGBO
+from fedjax_opt.tasks.parts import DECAYING, FEDGBO, Arrays, Clients, Directory, gathered
 from fedjax_opt.tasks.task import Task
 from fedjax_opt.tasks.tuned import tuned
 
 
-def femnist(folder: str | os.PathLike[str], num_clients: int = 3000) -> Task:
+def femnist(
+    folder: str | os.PathLike[str], num_clients: int = 3000, stored: Directory = None
+) -> Task:
     """FEMNIST by writer, and a network of two hidden layers of 200 (decaying local steps).
 
     Args:
       folder: LEAF's data, with the directories `train` and `test`.
       num_clients: how many writers to keep; 3,000 of about 3,550 in the paper.
+      stored: a directory to keep the clients in, and to open them from the next time: they are then
+        memory-mapped, and `folder` is not read again. None: they are read into memory.
 
     Returns:
       A `Task`.
@@ -31,7 +35,7 @@ def femnist(folder: str | os.PathLike[str], num_clients: int = 3000) -> Task:
     Reference:
       Mills, Hu, Min. Faster federated learning with decaying number of local SGD steps. 2023.
     """
-    data, test = _leaf_images(folder, num_clients)
+    data, test = _leaf_images(folder, num_clients, stored)
     return Task(
         name="femnist",
         paper=DECAYING,
@@ -46,7 +50,10 @@ def femnist(folder: str | os.PathLike[str], num_clients: int = 3000) -> Task:
 
 
 def femnist_cnn(
-    folder: str | os.PathLike[str], num_clients: int = 3000, local_steps: int = 10
+    folder: str | os.PathLike[str],
+    num_clients: int = 3000,
+    local_steps: int = 10,
+    stored: Directory = None,
 ) -> Task:
     """FEMNIST by writer, and the CNN 32-64-512 (FedGBO).
 
@@ -54,6 +61,8 @@ def femnist_cnn(
       folder: LEAF's data, with the directories `train` and `test`.
       num_clients: how many writers to keep; 3,000 of about 3,550 in the paper.
       local_steps: K, 10 or 50: for these the paper gives tuned hyperparameters.
+      stored: a directory to keep the clients in, and to open them from the next time: they are then
+        memory-mapped, and `folder` is not read again. None: they are read into memory.
 
     Returns:
       A `Task`.
@@ -65,7 +74,7 @@ def femnist_cnn(
     Reference:
       Mills et al. Accelerating federated learning with a global biased optimiser. 2023.
     """
-    data, test = _leaf_images(folder, num_clients)
+    data, test = _leaf_images(folder, num_clients, stored)
     return Task(
         name="femnist_cnn",
         paper=FEDGBO,
@@ -79,13 +88,17 @@ def femnist_cnn(
     )
 
 
-def _leaf_images(folder: str | os.PathLike[str], num_clients: int):
+def _leaf_images(
+    folder: str | os.PathLike[str], num_clients: int, stored: Directory
+) -> tuple[fed.ClientData, Arrays]:
     """The first writers' training images, and the test images of the same writers."""
-    checks.integer("num_clients", num_clients, low=1)
+    num_clients = checks.integer("num_clients", num_clients, low=1)
     home = pathlib.Path(folder)
-    train, names = fed.collect(
-        itertools.islice(fed.read_leaf(home / "train", "femnist"), num_clients)
-    )
-    kept = set(names)
-    tests = (pair for pair in fed.read_leaf(home / "test", "femnist") if pair[0] in kept)
-    return train, fed.collect(tests)[0].examples
+
+    def train() -> Clients:
+        return itertools.islice(fed.read_leaf(home / "train", "femnist"), num_clients)
+
+    def test(names: set[str]) -> Clients:
+        return (pair for pair in fed.read_leaf(home / "test", "femnist") if pair[0] in names)
+
+    return gathered(train, test, stored, data="femnist", num_clients=num_clients)

@@ -1,6 +1,7 @@
 """`fedjax-opt data` as a person uses it, in this process."""
 
 import shlex
+import warnings
 
 import pytest
 
@@ -34,11 +35,14 @@ def test_list(command, tmp_path):
     table = [line.split() for line in output.split("\n\n")[0].splitlines()]
     assert [row[0] for row in table[2:]] == list(catalogue.CATALOGUE)
     assert {row[0] for row in table if row[-1] == "yes"} == {"digits", "play"}
-    assert f"Kept in {tmp_path / 'cache'}." in output and "Citations" not in output
+    assert f"Kept in {tmp_path / 'cache'}." in output
+    by_hand, citations = output.split("\nBy hand:\n")[1].split("\nCitations:\n")
     for name in catalogue.CATALOGUE:
-        assert name in catalogue.LOADABLE or f"  {name}: " in output
-    cited = command("list --citations")[1]
-    assert cited.startswith(output) and "Alpaydin" in cited and "Caldas" in cited
+        assert name in catalogue.LOADABLE or f"  {name}: " in by_hand
+    cited = " ".join(citations.split())
+    for name, entry in catalogue.CATALOGUE.items():
+        assert entry.citation in cited and name in cited
+    assert "cifar10, cifar100: Krizhevsky" in cited
 
 
 def test_show(command):
@@ -67,6 +71,25 @@ def test_get(command, monkeypatch, tmp_path):
     assert (status, errors) == (0, "")
     assert output == f"mnist: {tmp_path / 'mnist'}\nplays: {tmp_path / 'plays'}\n"
     assert asked == [("mnist", tmp_path), ("plays", tmp_path)]
+
+
+def test_get_says_what_was_damaged(command, monkeypatch, tmp_path):
+    def get(name, directory, progress):
+        warnings.warn("labels.gz is damaged. mnist is fetched again.", stacklevel=2)
+        return tmp_path / name
+
+    monkeypatch.setattr(registry, "get", get)
+    status, output, errors = command("get mnist")
+    assert (status, output) == (0, f"mnist: {tmp_path / 'mnist'}\n")
+    assert errors == "fedjax-opt: labels.gz is damaged. mnist is fetched again.\n"
+
+
+@pytest.mark.parametrize("action", ["list", "get mnist", "show mnist"])
+def test_a_directory_that_is_a_file(command, tmp_path, action):
+    (tmp_path / "afile").write_text("")
+    status, output, errors = command(f"{action} --directory {tmp_path / 'afile'}")
+    assert (status, output) == (2, "")
+    assert "argument --directory: must be a directory, got the file" in errors
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,7 @@ def test_no_deviation_and_no_clients_change_nothing():
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"key": "z"}, r"key must be .* \['x', 'y'\], got 'z'"),
         ({"key": "y"}, r"examples\['y'\] must be floating point .* got int64\. Convert"),
+        ({"clip": 5}, r"clip must be \(lowest, highest\) .* got 5"),
         ({"clip": (1.0, 0.0)}, r"clip must be \(lowest, highest\) .* got \(1\.0, 0\.0\)"),
         ({"data": fo.ClientData.from_list([np.ones(2)])}, "key must be .* no names, got 'x'"),
     ],

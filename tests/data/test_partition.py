@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_opt.data import partition
+import fedjax_opt as fo
+from fedjax_opt.data import draws, partition
 
 ALPHAS = st.one_of(
     st.sampled_from([0.0, 5e-324, 1e-300, 0.01, 0.5, 1.0, 1e300, 1e308, np.inf]),
@@ -229,6 +230,48 @@ def test_quantity_skew_limits_and_moments():
     np.testing.assert_allclose(shares.var(), variance, rtol=4 * np.sqrt(14 / num_clients))
 
 
+@given(splits(), st.integers(0, 2**40))
+def test_moves_are_drawn_from_the_examples_of_each_giver(split, seed):
+    """By a loop that looks for them among all examples."""
+    labels, num_clients, min_size = split
+    ids = np.random.default_rng(seed).integers(0, num_clients, len(labels)).astype(np.int32)
+    sizes = np.bincount(ids, minlength=num_clients)
+    missing, kept = np.maximum(min_size - sizes, 0), sizes.copy()
+    for _ in range(missing.sum()):
+        kept[kept.argmax()] -= 1
+    rng, expected = np.random.default_rng(seed), ids.copy()
+    moved = [
+        rng.choice(np.flatnonzero(ids == client), sizes[client] - kept[client], replace=False)
+        for client in np.flatnonzero(kept < sizes)
+    ]
+    if moved:
+        expected[rng.permutation(np.concatenate(moved))] = np.repeat(
+            np.arange(num_clients), missing
+        )
+    found = draws.fill(ids.copy(), num_clients, min_size, np.random.default_rng(seed))
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        lambda y, n: partition.iid(20, n),
+        lambda y, n: partition.dirichlet(y, n, alpha=np.inf),
+        lambda y, n: partition.dirichlet(y, n, alpha=0.3),
+        lambda y, n: partition.label_shards(y, n),
+        lambda y, n: partition.quantity_skew(20, n, power=1.0),
+        lambda y, n: fo.data.balanced_dirichlet(y, n, alpha=0.3),
+        lambda y, n: fo.data.pachinko(y // 2, y, n),
+    ],
+)
+def test_ids_are_int32_however_the_number_of_clients_is_given(split):
+    labels = np.arange(20) % 4
+    for number in (np.int64(3), np.uint8(3)):
+        found = split(labels, number)
+        assert found.dtype == np.int32
+        np.testing.assert_array_equal(found, split(labels, 3))
+
+
 def test_quantity_skew_does_not_look_at_the_labels():
     """The mixture of a client is that of a random sample: hypergeometric counts."""
     labels = np.repeat([0, 1], 5000)
@@ -272,6 +315,7 @@ def test_quantity_skew_refuses(change, message):
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"labels": [[0, 1]]}, r"labels must be a vector .* got shape \[1, 2\]"),
         ({"labels": []}, r"labels must be a vector .* got shape \[0\]"),
+        ({"labels": np.array([0, "a"] * 3, object)}, "labels must be all integers or all strings"),
     ],
 )
 def test_dirichlet_refuses(change, message):

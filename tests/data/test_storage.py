@@ -2,6 +2,7 @@
 
 import json
 import os
+import tracemalloc
 
 import hypothesis.extra.numpy as arrays
 import numpy as np
@@ -40,6 +41,23 @@ def test_what_is_stored_is_opened(tmp_path_factory, data, sizes, dtype):
             for key, array in examples.items():
                 assert found[i][key].dtype == array.dtype
                 assert found[i][key].tobytes() == array.tobytes()
+
+
+def test_gathering_takes_the_memory_of_the_data_once():
+    total = 2**24
+
+    def clients():
+        for i in range(64):
+            yield str(i), {"x": np.full((4, total // 64 // 32), i, np.float64)}
+
+    tracemalloc.start()
+    try:
+        data, _ = fo.data.collect(clients())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert data.examples["x"].nbytes == total and peak < 1.4 * total
+    assert data.examples["x"].flags.writeable and data[63]["x"].tolist()[3][-1] == 63
 
 
 def test_a_client_data_can_be_stored(tmp_path):
@@ -88,6 +106,7 @@ def test_what_exists_is_not_overwritten(tmp_path):
         ([("b", {"x": np.zeros((0, 3))})], "'b' does not"),
         ([("b", {"x": np.zeros((2, 3)), "y": np.zeros(3)})], "client 'b'.*leading axes"),
         ([("b", np.zeros(3))], "'b' must be a mapping"),
+        ([(7, {"x": np.zeros(3)})], "named by strings, got 7"),
     ],
 )
 def test_clients_that_do_not_fit_are_refused(tmp_path, clients, message):
@@ -131,9 +150,46 @@ def test_damage_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"x\.npy is damaged"):
         fo.data.open_stored(home)
 
+    (home / "x.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00" + b"(" * 118)
+    with pytest.raises(ValueError, match=r"x\.npy is damaged"):
+        fo.data.open_stored(home)
+
     (home / "x.npy").unlink()
     with pytest.raises(ValueError, match=r"x\.npy is damaged"):
         fo.data.open_stored(home)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"arrays": ["x", "y"]},
+        {"arrays": {"x": 1, "y": 2}},
+        {"arrays": {"x": {"crc32": "1"}}},
+        {"arrays": {"../x": {"crc32": 1}}},
+        {"sizes": None},
+        {"sizes": {}},
+    ],
+)
+@pytest.mark.parametrize("verify", [False, True])
+def test_an_index_of_other_types_is_damaged(tmp_path, change, verify):
+    fo.data.store(some(), tmp_path / "a")
+    file = tmp_path / "a" / "clients.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(ValueError, match=r"clients\.json is damaged"):
+        fo.data.open_stored(tmp_path / "a", verify=verify)
+
+
+def test_names_that_are_damaged(tmp_path):
+    home = tmp_path / "a"
+    fo.data.store(some(), home)
+    for names in ({}, ["a", "b"], ["a", "b", 3], ["a", "b", "b"], ["a", "b", None]):
+        (home / "names.json").write_text(json.dumps(names))
+        with pytest.raises(ValueError, match=r"names\.json is damaged: it must hold"):
+            fo.data.stored_names(home)
+    np.save(home / "sizes.npy", np.int32(3))
+    for function in (fo.data.stored_names, fo.data.open_stored):
+        with pytest.raises(ValueError, match=r"sizes\.npy is damaged: it must hold one row"):
+            function(home)
 
 
 def test_other_versions_and_other_folders_are_refused(tmp_path):
@@ -143,8 +199,9 @@ def test_other_versions_and_other_folders_are_refused(tmp_path):
     (home / "clients.json").write_text(json.dumps({**index, "version": 2}))
     with pytest.raises(ValueError, match=r"version 1, got .* of version 2"):
         fo.data.open_stored(home)
-    (home / "clients.json").write_text("{")
-    with pytest.raises(ValueError, match=r"clients\.json is damaged"):
-        fo.data.open_stored(home)
+    for text in ("{", "[" * 10**5):
+        (home / "clients.json").write_text(text)
+        with pytest.raises(ValueError, match=r"clients\.json is damaged"):
+            fo.data.open_stored(home)
     with pytest.raises(ValueError, match=r"clients\.json is missing"):
         fo.data.open_stored(tmp_path)

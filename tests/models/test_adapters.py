@@ -239,6 +239,9 @@ def test_sequence_losses_are_means_over_own_tokens():
     last = fo.models.sequence_cross_entropy(jnp.asarray(logits), labels[:, 0] % 5)
     once = fo.models.cross_entropy(jnp.asarray(logits[:, -1]), labels[:, 0] % 5)
     np.testing.assert_array_equal(last[1].losses, once[1].losses)
+    none = fo.models.sequence_cross_entropy(jnp.asarray(logits), labels[:, 0])  # 0, 3 and -1
+    np.testing.assert_array_equal(none[1].losses, [*once[1].losses[:2], 0.0])
+    assert none[0] == none[1].losses.mean() and none[1].metrics["accuracy"][2] == 0
     with pytest.raises(ValueError, match=r"labels must have shape \[3, 4\] or \[3\]"):
         fo.models.sequence_cross_entropy(jnp.asarray(logits), labels[:, :2])
 

@@ -13,7 +13,9 @@ from jax import lax
 import fedjax_opt as fo
 
 RNG = np.random.default_rng(0)
-LAYOUTS = {1: ("NHC", "HIO", "NHC"), 2: ("NHWC", "HWIO", "NHWC")}
+LAYOUTS = {
+    1: ("NHC", "HIO", "NHC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC"),
+}  # fmt: skip
 
 
 def close(found, expected, dtype=np.float64):
@@ -77,6 +79,35 @@ def test_patches_agree_in_single_precision(groups):
     options = {"window_strides": (2, 1), "padding": "SAME", "feature_group_count": groups}
     for found, expected in zip(*both(x, w, **options), strict=True):
         close(found, expected, np.float32)
+
+
+def test_patches_of_three_dimensions():
+    x, w = RNG.normal(size=(2, 3, 4, 5, 2)), RNG.normal(size=(2, 2, 3, 2, 3))
+    for found, expected in zip(*both(x, w, window_strides=(1, 2, 1), padding="SAME"), strict=True):
+        close(found, expected)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("dtype", "wide"),
+    [(jnp.int8, jnp.int32), (jnp.bfloat16, jnp.float32)],
+    ids=["int8", "bfloat16"],
+)
+def test_products_have_the_type_that_is_preferred(groups, dtype, wide):
+    """Those of int8 do not wrap, those of bfloat16 are not rounded."""
+    x = jnp.asarray(RNG.integers(-99, 99, (2, 4, 4, 4))).astype(dtype)
+    w = jnp.asarray(RNG.integers(-99, 99, (2, 2, 4 // groups, 4))).astype(dtype)
+    options = {"window_strides": (1, 1), "padding": "VALID", "dimension_numbers": LAYOUTS[2],
+               "feature_group_count": groups, "preferred_element_type": wide}  # fmt: skip
+    found = fo.models.patch_conv(x, w, **options)
+    # In float64, where all of these are exact.
+    exact = lax.conv_general_dilated(
+        x.astype(float), w.astype(float), **{**options, "preferred_element_type": None}
+    )
+    assert found.dtype == wide
+    np.testing.assert_array_equal(np.asarray(found, float), exact)
+    if groups == 4:
+        np.testing.assert_array_equal(found, lax.conv_general_dilated(x, w, **options))
 
 
 def test_patches_map_over_kernels_and_go_through_loops():
@@ -214,9 +245,18 @@ def test_equal_maxima_share_the_gradient():
 
 
 @pytest.mark.parametrize(
-    ("window", "strides"), [((3, 3), None), ((0, 1), None), ((2, 2), (1,)), ((1, 1, 1, 1), None)]
-)
+    ("window", "strides"),
+    [((3, 3), None), ((0, 1), None), ((2, 2), (1,)), ((1, 1, 1, 1), None), ((2, 2), 2), (2, None),
+     ((), None)],
+)  # fmt: skip
 def test_pools_refuse_windows_that_do_not_fit(window, strides):
     """By name."""
     with pytest.raises(ValueError, match=r"window_shape .* must|window_shape must"):
         fo.models.max_pool(jnp.ones((1, 2, 2, 1)), window, strides)
+
+
+def test_pools_of_nothing():
+    """No examples give none; no pixels are refused."""
+    assert fo.models.max_pool(jnp.ones((0, 4, 4, 3)), (2, 2), (2, 2)).shape == (0, 2, 2, 3)
+    with pytest.raises(ValueError, match="window_shape must fit into the padded inputs"):
+        fo.models.max_pool(jnp.ones((2, 0, 0, 3)), (2, 2), (2, 2))

@@ -273,6 +273,12 @@ def test_strided_convolutions_are_padded_on_both_sides():
     ("model", "x", "message"),
     [
         ("cnn", np.zeros((2, 64), np.float32), "x must be images .* got shape"),
+        (
+            "cnn",
+            np.zeros((2, 5, 9), np.uint8),
+            r"x must be images of which 2 .* got shape \[2, 5, 9",
+        ),
+        ("lenet", np.zeros((2, 4, 4), np.uint8), r"x must be images of which 2 .*\(5, 5\)"),
         ("cnn", np.zeros((2, 28, 28), np.int32), "x must be uint8 .* got int32"),
         ("dnn", np.zeros((2, 28, 28), bool), "x must be uint8 .* got bool"),
         ("gru", np.zeros((2, 80), np.float32), "x must be integers"),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
+from fedjax_opt import models
 from fedjax_opt.data import DataSet
 
 GENERATOR = np.random.default_rng(0)
@@ -113,18 +114,57 @@ def test_settings_are_the_task_s_unless_others_are_given(monkeypatch):
 
     @functools.wraps(fo.simulate)
     def listen(algorithm, model, data, **arguments):
-        assert (model, data) == (task.model, task.data)
-        seen.update(arguments, algorithm=algorithm)
+        seen.update(arguments, algorithm=algorithm, model=model, data=data)
 
     monkeypatch.setattr("fedjax_opt.tasks.task.simulate", listen)
     task.simulate("scaffold")
-    expected = {"rounds": 300, "test": task.test, "algorithm": task.algorithms["scaffold"]}
+    expected = {"rounds": 300, "test": task.test, "algorithm": task.algorithms["scaffold"],
+                "model": task.model, "data": task.data}  # fmt: skip
     assert seen == {**expected, "cohort_size": 5, "batch_size": 8, "local_steps": 20}
     seen.clear()
     sampler, own = fo.cohorts.cyclic(3), fo.fedavg(fo.optimizers.sgd(0.1))
     task.simulate(own, rounds=2, local_epochs=1, sampler=sampler, seed=4)
     expected |= {"rounds": 2, "algorithm": own, "seed": 4}
     assert seen == {**expected, "batch_size": 8, "local_epochs": 1, "sampler": sampler}
+    few = task.data[:10]
+    task.simulate(data=few, model=models.mlp([], num_classes=10))
+    assert seen["data"] is few and seen["model"] is not task.model
+
+
+def test_few_clients_are_a_cohort():
+    assert fo.tasks.digits(num_clients=3).settings["cohort_size"] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "options"),
+    [
+        ("femnist", "femnist", {"num_clients": 1}),
+        ("femnist_cnn", "femnist", {}),
+        ("shakespeare", "shakespeare", {}),
+        ("sent140", "sent140", {"min_examples": 5}),
+    ],
+)
+def test_clients_are_kept_in_a_directory(leaf, tmp_path, name, data, options):
+    """The same as in memory; the second time LEAF's files are not there any more."""
+    pytest.importorskip("ijson")
+    make = functools.partial(fo.tasks.load, name, **options)
+    here = make(folder=leaf / data)
+    make(folder=leaf / data, stored=tmp_path / "kept")
+    there = make(folder=tmp_path, stored=tmp_path / "kept")
+    assert isinstance(there.data.examples["x"], np.memmap) and there.settings == here.settings
+    kept = [(task.data.examples, task.data.sizes, task.test) for task in (here, there)]
+    assert jax.tree.all(jax.tree.map(np.array_equal, *kept))
+    if options:
+        with pytest.raises(ValueError, match=rf"stored must be .*{data}.*; .*kept is by .*{data}"):
+            fo.tasks.load(name, folder=leaf / data, stored=tmp_path / "kept")
+
+
+def test_keeping_may_fail_and_be_repeated(leaf, tmp_path):
+    pytest.importorskip("ijson")
+    with pytest.raises(FileNotFoundError):
+        fo.tasks.femnist(tmp_path / "nothing", stored=tmp_path / "kept")
+    task = fo.tasks.femnist(leaf / "femnist", num_clients=1, stored=tmp_path / "kept")
+    assert task.data.num_clients == 1
 
 
 def test_what_a_task_does_not_take_is_refused():

@@ -1,6 +1,7 @@
 """Data sets by name: what they are, how they are got, and loading them."""
 
 import os
+import shlex
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +16,9 @@ class DataSet(NamedTuple):
     """A data set, ready to be split among clients, or with clients of its own.
 
     Attributes:
-      train: Arrays `[n, ...]` for training: `x`, images in uint8 where they are images, and labels `y`
-        in int32. If the data has natural clients, `client` in int32, the number of each example's.
+      train: Arrays `[n, ...]` for training: inputs `x`, in uint8 where they are images or characters,
+        but for the small `digits`, in float32 otherwise, and labels `y` in int32. If the data has
+        natural clients, `client` in int32, the number of each example's.
       test: The same for testing.
       client_names: The names of the natural clients, or nothing.
     """
@@ -136,14 +138,19 @@ def load(name: str, directory: str | os.PathLike[str] | None = None, fetch: bool
         return DataSet(*load_digits())
     if name == "play":
         return DataSet(*plays.embedded())
-    folder = registry.get(name, directory) if fetch else places.find(name, directory)
+    folder = places.find(name, directory) or (registry.get(name, directory) if fetch else None)
+    where = f" --directory {shlex.quote(os.fspath(directory))}" if directory else ""
+    command = f"fedjax-opt data get {name}{where}"
     if folder is None:
         raise FileNotFoundError(
-            f"{name} is not here. Fetch it with `fedjax-opt data get {name}`, or do without:"
+            f"{name} is not here. Fetch it with `{command}`, or do without:"
             f" {registry.advice(name, directory)}"
         )
     files = PACKAGES[name].files
-    contents = {file: places.read_checked(folder, file, files[file]) for file in files}
+    try:
+        contents = {file: places.read_checked(folder, file, files[file]) for file in files}
+    except ValueError as error:
+        raise ValueError(f"{error} `{command}` fetches it again.") from error
     if name in ("mnist", "fashion_mnist"):
         return DataSet(*idx.read(contents))
     if name == "cifar10":

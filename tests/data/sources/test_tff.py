@@ -8,10 +8,10 @@ import struct
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedjax_opt.data import storage
+from fedjax_opt.data import gathering
 from fedjax_opt.data.sources import example_proto
 from fedjax_opt.data.sources.tff import read_hdf5, read_sqlite
 
@@ -120,7 +120,7 @@ def test_sqlite(tmp_path, packed):
         content, file = file.read_bytes(), tmp_path / "a.sqlite.lzma"
         file.write_bytes(lzma.compress(content, lzma.FORMAT_ALONE))
     columns = {"x": "pixels", "y": "label"}
-    data, names = storage.collect(read_sqlite(file, "train", columns, {"x": (2, 2)}))
+    data, names = gathering.collect(read_sqlite(file, "train", columns, {"x": (2, 2)}))
     assert names == ["f1", "f2"] and data.sizes.tolist() == [1, 2]
     assert data.examples["y"].tolist() == [2, 1, 4] and data.examples["y"].dtype == np.int32
     assert data.examples["x"].dtype == np.float32
@@ -160,14 +160,41 @@ def test_wrong_sqlite(tmp_path):
     make(file, [*ROWS, ("train", "f2", "text")])
     refused("must hold serialized examples, got a str")
     make(file, [*ROWS, ("train", "f2", serialized(pixels=[1.0], label=[1]))])
-    refused("'pixels' must have as many values in every example")
+    refused("'pixels' must have as many values of one kind in every example")
     make(file, [("train", "f", serialized(label=[2**40]))])
     refused("whole numbers that fit int32")
+    for value in (float("nan"), float("-inf")):
+        make(file, [("train", "f", serialized(pixels=[value]))])
+        refused("client 'f': 'pixels' must be finite numbers")
+    make(file, [("train", "f", serialized(label=[value])) for value in (1.0, 1)])
+    refused("'label' must have as many values of one kind in every example")
     make(file, [], schema="CREATE TABLE t (x); CREATE VIEW examples AS SELECT * FROM t;")
     refused("must have a table 'examples'")
     with pytest.raises(FileNotFoundError):
         read_sqlite(tmp_path / "none.sqlite")
     assert not (tmp_path / "none.sqlite").exists()
+
+
+@pytest.fixture(scope="module")
+def whole_sqlite(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("sqlite") / "damaged.sqlite", ROWS).read_bytes()
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 10**5), st.binary(min_size=1, max_size=4))
+@example(None, b"CREATE T\xfcBLE examples")
+def test_any_damage_to_sqlite_gives_values_or_names_the_file(
+    tmp_path_factory, whole_sqlite, at, junk
+):
+    file = tmp_path_factory.getbasetemp() / "damaged.sqlite"
+    content = bytearray(whole_sqlite)
+    at = content.index(b"CREATE TABLE examples") if at is None else at % len(content)
+    content[at : at + len(junk)] = junk
+    file.write_bytes(content)
+    try:
+        list(read_sqlite(file, "train"))
+    except ValueError as error:
+        assert "damaged.sqlite" in str(error)
 
 
 def test_packed_sqlite_that_is_damaged_or_a_bomb(tmp_path):
@@ -200,13 +227,38 @@ def test_hdf5(hdf5):
             group["label"] = np.arange(size, dtype=np.int32)
             group["snippets"] = [f"line {i}".encode() for i in range(size)]
 
+        file.create_group("examples/nobody").update(
+            pixels=np.zeros((0, 2, 2)), label=np.zeros(0, int), snippets=np.zeros(0, "S1")
+        )
+
     file = hdf5(fill)
-    data, names = storage.collect(read_hdf5(file, {"x": "pixels", "y": "label", "t": "snippets"}))
+    data, names = gathering.collect(read_hdf5(file, {"x": "pixels", "y": "label", "t": "snippets"}))
     assert names == ["f0", "f1"] and data.sizes.tolist() == [3, 2]
     assert data.examples["x"][0].tolist() == [[3.0, 3.0], [3.0, 3.0]]
     assert data.examples["y"].tolist() == [0, 1, 2, 0, 1]
     assert data.examples["t"].tolist()[3:] == ["line 0", "line 1"]
     assert set(next(read_hdf5(file))[1]) == {"pixels", "label", "snippets"}
+
+
+def of_time(file):
+    space = h5py.h5s.create_simple((2,))
+    group = file.create_group("examples/a")
+    h5py.h5d.create(group.id, b"x", h5py.h5t.UNIX_D32LE, space)
+
+
+def many_texts(file):
+    file.create_dataset("examples/a/x", (10**8,), h5py.string_dtype(), chunks=(1024,))
+
+
+def of_lists(file):
+    file.create_dataset("examples/a/x", (2,), h5py.vlen_dtype(np.int32))[0] = [1, 2]
+
+
+def of(values, dtype=None):
+    def fill(file):
+        file.create_group("examples/a").create_dataset("x", data=values, dtype=dtype)
+
+    return fill
 
 
 def bomb(file):
@@ -222,8 +274,18 @@ def bomb(file):
         (lambda file: file.create_group("examples/a"), "has no columns"),
         (lambda file: file.create_group("examples/a/x"), "must have a dataset 'x'"),
         (lambda file: file.create_dataset("examples/a/x", data=1), r"'x' must be an array \[n"),
-        (lambda file: file.create_dataset("examples/a/x", data=[1j]), "must be numbers or text"),
+        (of([1j]), "'x' must be numbers, or one text in each example"),
+        (of([[b"a", b"b"]]), "'x' must be numbers, or one text in each example"),
+        (of(np.array([h5py.Reference()], h5py.ref_dtype)), "'x' must be numbers, or one text"),
+        (of_lists, "'x' must be numbers, or one text in each example"),
+        (of_time, "is not an HDF5 file that can be read: No NumPy equivalent"),
+        (of([1, 2**40]), "client 'a': 'x' must be whole numbers that fit int32"),
+        (of([2**63], np.uint64), "client 'a': 'x' must be whole numbers that fit int32"),
+        (of([1e300]), "client 'a': 'x' must be finite numbers that fit float32"),
+        (of([np.nan], np.float32), "client 'a': 'x' must be finite numbers"),
+        (lambda file: (of([1])(file), file["examples/a"].update(y=[1, 2])), "as many examples"),
         (bomb, "would unpack to 8796093022208 bytes"),
+        (many_texts, "would unpack to 800000000 bytes"),
     ],
 )
 def test_wrong_hdf5(hdf5, fill, wrong):
