@@ -10,6 +10,7 @@ from fedjax_opt import compression as compression
 from fedjax_opt import controllers as controllers
 from fedjax_opt import costs as costs
 from fedjax_opt import data as data
+from fedjax_opt import experiments as experiments
 from fedjax_opt import metrics as metrics
 from fedjax_opt import models as models
 from fedjax_opt import optimizers as optimizers

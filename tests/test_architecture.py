@@ -23,7 +23,7 @@ ALLOWED = {
     "tasks": {"core", "optimizers", "algorithms", "wrappers", "data", "models", "tasks"},
     "planning": {"core", "bounds", "costs", "planning"},
 }
-ANYTHING = {"cli"}
+ANYTHING = {"cli", "experiments"}
 
 
 def name_of(path):

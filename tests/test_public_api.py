@@ -20,6 +20,7 @@ NAMESPACES = {
     "metrics": fo.metrics,
     "bounds": fo.bounds,
     "costs": fo.costs,
+    "experiments": fo.experiments,
     "controllers": fo.controllers,
     "planning": fo.planning,
     "wrappers": wrappers,

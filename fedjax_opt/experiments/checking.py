@@ -1,0 +1,189 @@
+"""Whether an experiment can be run, as far as that is known before its data are loaded."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedjax_opt.core import checks
+from fedjax_opt.experiments import making
+from fedjax_opt.experiments.experiment import (
+    LABEL,
+    SETTINGS,
+    Experiment,
+    Member,
+    format_range,
+    grid_of,
+    varied,
+)
+from fedjax_opt.experiments.hyperparameters import hyperparameters, replaced
+from fedjax_opt.experiments.keys import KEYS
+from fedjax_opt.experiments.recipes import CONTROLLERS, TASKS, build, controls_rate
+from fedjax_opt.experiments.search import Range
+from fedjax_opt.experiments.specs import Spec, unknown
+
+_AT_LEAST = {
+    "rounds": 1,
+    "cohort_size": 1,
+    "batch_size": 1,
+    "local_steps": 1,
+    "local_epochs": 1,
+    "evaluate_every": 1,
+    "samples": 1,
+    "search_seed": 0,
+}
+# An algorithm without arguments is the task's own, which is not known here: this one stands for it.
+_STAND_IN = Spec("fedavg", {"learning_rate": 1.0})
+
+
+def check(experiment: Experiment) -> Experiment:
+    """Returns the experiment, or refuses it with what to do.
+
+    Args:
+      experiment: what is to be run.
+
+    Example:
+      >>> from fedjax_opt.experiments.config import Experiment, check, parse_member
+      >>> from fedjax_opt.experiments.specs import parse
+      >>> check(Experiment(parse("digits"), (parse_member("fedavg"),), seeds=()))
+      Traceback (most recent call last):
+      ...
+      ValueError: seeds must hold at least one seed, such as [0], got none.
+    """
+    making.check("task", TASKS, experiment.task)
+    _check_numbers(experiment)
+    _check_words(experiment)
+    _check_local_work(experiment)
+    _check_labels(experiment.algorithms)
+    _check_search(experiment)
+    for member in experiment.algorithms:
+        try:
+            grid = grid_of(experiment, member)
+            _check_member(member, grid)
+            _check_first_rate(member, grid, experiment.controller)
+        except ValueError as error:
+            raise ValueError(f"{member.label}: {error}") from None
+    return experiment
+
+
+def _check_numbers(experiment: Experiment) -> None:
+    for name, low in _AT_LEAST.items():
+        value = getattr(experiment, name)
+        if value is not None:
+            checks.integer(name, value, low=low)
+    if not experiment.seeds:
+        raise ValueError("seeds must hold at least one seed, such as [0], got none.")
+    for seed in experiment.seeds:
+        checks.integer("seeds", seed, low=0)
+    _refuse_repeated("seeds", experiment.seeds)
+    checks.number("smoothing", experiment.smoothing, low=0.0, high=1.0, open_high=True)
+    if experiment.target is not None:
+        checks.number("target", experiment.target, low=0.0, high=1.0)
+
+
+def _check_words(experiment: Experiment) -> None:
+    for name, (_, _, choices) in KEYS.items():
+        value = getattr(experiment, name) if choices else ()
+        for word in (value,) if isinstance(value, str) else value:
+            if word not in choices:
+                raise unknown(name, word, choices, f"There are {', '.join(choices)}.")
+    if experiment.criterion == "rounds_to_target" and experiment.target is None:
+        raise ValueError("criterion 'rounds_to_target' needs a target: give one, such as 0.9.")
+
+
+def _check_local_work(experiment: Experiment) -> None:
+    in_grid = {name.rpartition(":")[2] for name in experiment.grid}
+    steps, epochs = (getattr(experiment, n) is not None or n in in_grid for n in SETTINGS)
+    if steps and epochs:
+        raise ValueError("Give local_steps or local_epochs, and leave the other out; got both.")
+    if experiment.controller is None:
+        return
+    making.check("controller", CONTROLLERS, experiment.controller)
+    if not controls_rate(experiment.controller) and (epochs or "local_steps" in in_grid):
+        clash = "local_epochs" if epochs else "local_steps in the grid"
+        raise ValueError(
+            f"controller {experiment.controller.name!r} sets the local steps: leave {clash} out;"
+            " local_steps is what it starts from."
+        )
+
+
+def _check_labels(members: tuple[Member, ...]) -> None:
+    if not members:
+        raise ValueError("algorithms must hold at least one, such as 'fedavg', got none.")
+    for member in members:
+        if not LABEL.fullmatch(member.label):
+            raise ValueError(
+                "A label is made of letters, digits, spaces and . _ + -, and neither begins nor ends"
+                f" with a space; got {member.label!r}."
+            )
+    labels = [member.label for member in members]
+    advice = " Give each its own, as in 'slow: fedavg(learning_rate=0.01)'."
+    _refuse_repeated("The labels of algorithms", labels, advice)
+
+
+def _check_search(experiment: Experiment) -> None:
+    if experiment.samples is not None and not experiment.grid:
+        raise ValueError("samples are drawn from a grid: give one, or leave samples out.")
+    own = {f"{m.label}:{name}" for m in experiment.algorithms for name in varied(m)}
+    shared = {name for m in experiment.algorithms for name in varied(m)}
+    for name, values in experiment.grid.items():
+        if name not in shared | own:
+            known = own if ":" in name else shared
+            raise unknown(
+                "grid: hyperparameter", name, sorted(known),
+                "Name one that an algorithm here has; `fedjax-opt list algorithms` shows them.",
+            )  # fmt: skip
+        if isinstance(values, Range):
+            _check_range(name, values, experiment.samples)
+        elif not values:
+            raise ValueError(f"grid: {name} has no values: give at least one, or leave it out.")
+        else:
+            _refuse_repeated(f"grid: the values of {name}", values)
+
+
+def _check_range(name: str, values: Range, samples: int | None) -> None:
+    text = format_range(values)
+    if samples is None:
+        raise ValueError(
+            f"grid: {name} is a range, {text}: say by samples how many points to draw, or give a list"
+            " of values."
+        )
+    if name.rpartition(":")[2] in SETTINGS:
+        raise ValueError(f"grid: {name} must be whole numbers: give a list in place of {text}.")
+    if not values.low < values.high or (values.logarithmic and values.low <= 0):
+        above = " above 0" if values.logarithmic else ""
+        raise ValueError(f"grid: {name} must run from a number{above} to a larger one, got {text}.")
+
+
+def _check_member(member: Member, grid: Mapping[str, tuple[Any, ...]]) -> None:
+    """Builds the algorithm with every value that is to be tried, the others at their first."""
+    ends = {
+        name: (values.low, values.high) if isinstance(values, Range) else values
+        for name, values in grid.items()
+    }
+    for name in SETTINGS:
+        for value in ends.pop(name, ()):
+            checks.integer(f"grid: {name}", value, low=1)
+    known = hyperparameters(member.algorithm, member.wrappers)
+    for name in ends:
+        if known[name].fixed and isinstance(grid[name], Range):
+            raise ValueError(f"{name} is no number that may be drawn: give a list of values.")
+    first = {name: values[0] for name, values in ends.items()}
+    points = [first, *({**first, name: v} for name, values in ends.items() for v in values[1:])]
+    for point in points:
+        algorithm, wrappers = replaced(member.algorithm, member.wrappers, point)
+        build(algorithm if algorithm.arguments else _STAND_IN, wrappers)
+
+
+def _check_first_rate(member: Member, grid: Mapping[str, Any], controller: Spec | None) -> None:
+    if controller is None or not controls_rate(controller):
+        return
+    if "learning_rate" not in {*member.algorithm.arguments, *grid}:
+        raise ValueError(
+            f"controller {controller.name!r} starts from a learning rate: write"
+            f" {member.algorithm.name}(learning_rate=...)."
+        )
+
+
+def _refuse_repeated(what: str, values: Sequence[Any], advice: str = "") -> None:
+    for i, value in enumerate(values):
+        if value in values[:i]:
+            raise ValueError(f"{what} must differ, but {value} comes twice.{advice}")

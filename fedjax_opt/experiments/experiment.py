@@ -1,0 +1,195 @@
+"""What is to be run: a task, algorithms, how long, with which seeds, and what to search."""
+
+import inspect
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from fedjax_opt.core import simulate
+from fedjax_opt.experiments.hyperparameters import hyperparameters
+from fedjax_opt.experiments.search import Range
+from fedjax_opt.experiments.specs import Spec, parse_sum
+
+#: By what the best of several hyperparameters may be chosen.
+CRITERIA = ("best_accuracy", "final_accuracy", "rounds_to_target", "area_under_curve")
+#: What a grid may vary beside the hyperparameters of algorithms.
+SETTINGS = ("local_steps", "local_epochs")
+LABEL = re.compile(r"\w(?:[\w .+-]*[\w.+-])?")
+_NUMBER = r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*"
+RANGE = re.compile(rf"\s*(uniform|loguniform)\({_NUMBER},{_NUMBER}\)\s*", re.ASCII)
+_RUN = {name: p.default for name, p in inspect.signature(simulate).parameters.items()}
+
+
+class Member(NamedTuple):
+    """An algorithm of an experiment; `str` gives the text that `parse_member` reads.
+
+    Attributes:
+      label: what it is called in results.
+      algorithm: the algorithm.
+      wrappers: what is around it, the innermost first.
+
+    Example:
+      >>> from fedjax_opt.experiments.config import Member
+      >>> from fedjax_opt.experiments.specs import Spec
+      >>> str(Member("slow", Spec("fedavg", {"learning_rate": 0.01}), (Spec("private"),)))
+      'slow: fedavg(learning_rate=0.01) + private'
+    """
+
+    label: str
+    algorithm: Spec
+    wrappers: tuple[Spec, ...] = ()
+
+    def __str__(self) -> str:
+        specs = (self.algorithm, *self.wrappers)
+        text = " + ".join(map(str, specs))
+        return text if self.label == _names(specs) else f"{self.label}: {text}"
+
+
+class Experiment(NamedTuple):
+    """All that decides what is run, but for where results go.
+
+    Attributes:
+      task: the task, as a spec of `recipes.TASKS`.
+      algorithms: what is run on it.
+      rounds: of each run; None for the task's.
+      seeds: one run for each of them.
+      cohort_size: clients in a round; None for the task's.
+      batch_size: examples in a local step; None for the task's.
+      local_steps: K; None for the task's.
+      local_epochs: E in place of K; None for the task's.
+      controller: what sets K or eta from round to round, as a spec of `recipes.CONTROLLERS`.
+      evaluate_every: the rounds between evaluations.
+      weighting: aggregate by 'samples' or 'uniform'.
+      batching: 'shuffled' epochs, or with 'replacement'.
+      diagnostics: what to measure of the clients' drift, as for `fo.run_rounds`.
+      grid: values to try by hyperparameter, a tuple or, in a random search, a `Range`; see `grid_of`.
+      samples: how many points of the grid to draw at random; None for all.
+      search_seed: of that draw.
+      criterion: by what the best hyperparameters are chosen, one of `CRITERIA`.
+      smoothing: the decay of the moving average of a curve before it is judged; 0 for none.
+      target: an accuracy to reach.
+
+    Example:
+      >>> from fedjax_opt.experiments.config import Experiment, parse_member
+      >>> from fedjax_opt.experiments.specs import parse
+      >>> experiment = Experiment(
+      ...     parse("digits"), (parse_member("fedavg"), parse_member("fedprox(mu=0.1)")),
+      ...     seeds=(0, 1, 2), grid={"learning_rate": (0.1, 0.3)},
+      ... )
+    """
+
+    task: Spec
+    algorithms: tuple[Member, ...]
+    rounds: int | None = None
+    seeds: tuple[int, ...] = (0,)
+    cohort_size: int | None = None
+    batch_size: int | None = None
+    local_steps: int | None = None
+    local_epochs: int | None = None
+    controller: Spec | None = None
+    evaluate_every: int = _RUN["evaluate_every"]
+    weighting: str = _RUN["weighting"]
+    batching: str = _RUN["batching"]
+    diagnostics: tuple[str, ...] = _RUN["diagnostics"]
+    grid: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
+    samples: int | None = None
+    search_seed: int = 0
+    criterion: str = CRITERIA[0]
+    smoothing: float = 0.0
+    target: float | None = None
+
+
+def parse_member(text: str) -> Member:
+    """Reads an algorithm, what is around it, and what it is called.
+
+    Args:
+      text: `algorithm(...) + wrapper(...)`, with `label: ` before it or without.
+
+    Returns:
+      A `Member`; without a label it is called by the names in it.
+
+    Example:
+      >>> from fedjax_opt.experiments.config import parse_member
+      >>> parse_member("fedavg(learning_rate=0.1) + clipped(max_norm=10)").label
+      'fedavg+clipped'
+    """
+    match = re.fullmatch(rf"\s*(?:({LABEL.pattern})\s*:)?(.*)", text, re.DOTALL)
+    label, rest = match.groups() if match else (None, text)
+    specs = parse_sum(rest)
+    return Member(label or _names(specs), specs[0], specs[1:])
+
+
+def parse_range(text: str) -> Range:
+    """Reads a range.
+
+    Args:
+      text: `uniform(low, high)`, or `loguniform(low, high)` for a logarithmic one.
+
+    Example:
+      >>> from fedjax_opt.experiments.config import parse_range
+      >>> parse_range("loguniform(1e-3, 1)")
+      Range(low=0.001, high=1.0, logarithmic=True)
+    """
+    match = RANGE.fullmatch(text)
+    if not match:
+        raise ValueError(
+            f"A range is written uniform(low, high) or loguniform(low, high), got {text!r}."
+        )
+    return Range(float(match[2]), float(match[3]), logarithmic=match[1] == "loguniform")
+
+
+def format_range(values: Range) -> str:
+    """The text of a range, as `parse_range` reads it.
+
+    Args:
+      values: the range.
+
+    Example:
+      >>> from fedjax_opt.experiments.config import Range, format_range
+      >>> format_range(Range(0.0, 0.9))
+      'uniform(0.0, 0.9)'
+    """
+    kind = "loguniform" if values.logarithmic else "uniform"
+    return f"{kind}({float(values.low)!r}, {float(values.high)!r})"
+
+
+def grid_of(experiment: Experiment, member: Member) -> dict[str, tuple[Any, ...]]:
+    """What is to be tried of one algorithm.
+
+    A name in the grid, `learning_rate`, is meant for every algorithm that has such a hyperparameter;
+    `label:learning_rate` is meant for one alone, and comes first.
+
+    Args:
+      experiment: the experiment.
+      member: one of its algorithms.
+
+    Returns:
+      Values, or a `Range`, by the names of `hyperparameters`, or of `SETTINGS`.
+
+    Example:
+      >>> from fedjax_opt.experiments.config import Experiment, grid_of, parse_member
+      >>> from fedjax_opt.experiments.specs import parse
+      >>> members = tuple(map(parse_member, ("fedavg", "fedprox")))
+      >>> grid = {"learning_rate": (0.1, 0.3), "mu": (0.01, 0.1), "fedprox:learning_rate": (0.2,)}
+      >>> experiment = Experiment(parse("digits"), members, grid=grid)
+      >>> [grid_of(experiment, member) for member in members]
+      [{'learning_rate': (0.1, 0.3)}, {'learning_rate': (0.2,), 'mu': (0.01, 0.1)}]
+    """
+    known = varied(member)
+    own = f"{member.label}:"
+    shared = {name: values for name, values in experiment.grid.items() if name in known}
+    return shared | {
+        name.removeprefix(own): values
+        for name, values in experiment.grid.items()
+        if name.startswith(own)
+    }
+
+
+def varied(member: Member) -> tuple[str, ...]:
+    """All that a grid may vary of an algorithm."""
+    return (*hyperparameters(member.algorithm, member.wrappers), *SETTINGS)
+
+
+def _names(specs: tuple[Spec, ...]) -> str:
+    return "+".join(spec.name for spec in specs)

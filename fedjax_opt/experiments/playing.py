@@ -1,0 +1,262 @@
+"""Plays an experiment: every algorithm, every point of its grid, every seed; results as they come.
+
+Trials of one algorithm share a program, unless they differ in what decides its structure (GHBM's tau):
+then there is a program for each such value.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedjax_opt.core import checks
+from fedjax_opt.experiments.experiment import SETTINGS, Experiment, Member, grid_of
+from fedjax_opt.experiments.hyperparameters import hyperparameters, replaced
+from fedjax_opt.experiments.pricing import Device, Prices, priced, prices
+from fedjax_opt.experiments.recipes import build, build_controller, controls_rate
+from fedjax_opt.experiments.rundir import RunDirectory
+from fedjax_opt.experiments.search import Range, expand, sample
+from fedjax_opt.experiments.sweep import Progress, Trial, Trials, remaining, run_trials
+from fedjax_opt.tasks import Task
+
+# Controllers that watch a plateau need examples to watch it on.
+_WATCHING = ("K-step", "eta-step")
+_LOCAL_WORK = ("local_steps", "local_epochs")
+
+
+class Program(NamedTuple):
+    """Trials of one algorithm that are played together.
+
+    Attributes:
+      member: the algorithm.
+      trials: its points and seeds.
+      settings: arguments of `run_rounds`.
+      price: what a client costs in a round.
+    """
+
+    member: Member
+    trials: tuple[Trial, ...]
+    settings: dict[str, Any]
+    price: Prices
+
+
+class Setup(NamedTuple):
+    """An experiment that is ready to be played.
+
+    Attributes:
+      rounds: of each trial.
+      programs: what is compiled, one after the other.
+      test: the test set.
+      validation: what controllers may watch, taken out of the test set; None if none does.
+    """
+
+    rounds: int
+    programs: tuple[Program, ...]
+    test: dict[str, Any]
+    validation: dict[str, Any] | None
+
+
+def points_of(experiment: Experiment, member: Member) -> list[dict[str, Any]]:
+    """The hyperparameters that are tried of an algorithm; one empty point where nothing is.
+
+    Args:
+      experiment: the experiment.
+      member: one of its algorithms.
+
+    Example:
+      >>> from fedjax_opt.experiments.config import Experiment, parse_member
+      >>> from fedjax_opt.experiments.playing import points_of
+      >>> from fedjax_opt.experiments.specs import parse
+      >>> member = parse_member("fedavg")
+      >>> points_of(Experiment(parse("digits"), (member,), grid={"learning_rate": (0.1, 0.3)}), member)
+      [{'learning_rate': 0.1}, {'learning_rate': 0.3}]
+    """
+    grid = grid_of(experiment, member)
+    if not grid:
+        return [{}]
+    if experiment.samples is None:
+        return expand(grid)
+    ranges = {k: v if isinstance(v, Range) else list(v) for k, v in grid.items()}
+    points = sample(ranges, experiment.samples, experiment.search_seed)
+    # Of lists alone the same point may be drawn twice.
+    return [point for i, point in enumerate(points) if point not in points[:i]]
+
+
+def set_up(experiment: Experiment, task: Task, device: Device | None = None) -> Setup:
+    """All that is to be compiled and played for an experiment.
+
+    Args:
+      experiment: the experiment.
+      task: its task, loaded.
+      device: the clients' link and speed, for the simulated time.
+
+    Returns:
+      A `Setup`.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> from fedjax_opt.experiments.config import from_options
+      >>> from fedjax_opt.experiments.playing import set_up
+      >>> experiment = from_options({
+      ...     "task": ["digits"], "algorithms": ["fedavg"], "seeds": ["0,1"],
+      ...     "grid": ["learning_rate=0.1,0.2"],
+      ... })
+      >>> [len(program.trials) for program in set_up(experiment, fo.tasks.digits()).programs]
+      [4]
+    """
+    test, validation = dict(task.test), None
+    if experiment.controller is not None and experiment.controller.name in _WATCHING:
+        validation = {name: array[::2] for name, array in task.test.items()}
+        test = {name: array[1::2] for name, array in task.test.items()}
+    settings = _settings(experiment, task, validation)
+    programs = []
+    for member in experiment.algorithms:
+        for points in _by_structure(member, points_of(experiment, member)):
+            programs.append(_program(experiment, task, member, points, settings, device))
+    rounds = task.rounds if experiment.rounds is None else experiment.rounds
+    return Setup(rounds, tuple(programs), test, validation)
+
+
+def play(
+    experiment: Experiment,
+    task: Task,
+    setup: Setup,
+    directory: RunDirectory,
+    on_chunk: Callable[[Progress], Any] | None = None,
+) -> Iterator[tuple[Program, Trials]]:
+    """Plays what the directory does not hold yet, program by program.
+
+    Args:
+      experiment: the experiment.
+      task: its task, loaded.
+      setup: from `set_up`.
+      directory: where records and final models go, as they come.
+      on_chunk: called after each chunk of rounds.
+
+    Yields:
+      Each program, with what its trials gave. One whose trials are all in the directory is left out.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import fedjax_opt as fo
+      >>> from fedjax_opt import experiments as ex
+      >>> experiment = ex.from_options({
+      ...     "task": ["digits"], "algorithms": ["fedavg"], "rounds": ["2"], "local_steps": ["2"],
+      ... })
+      >>> task = ex.load_task(experiment.task)
+      >>> home = pathlib.Path(tempfile.mkdtemp()) / "run"
+      >>> with ex.RunDirectory(home, ex.to_toml(experiment), experiment.seeds) as directory:
+      ...     for program, found in ex.play(experiment, task, ex.set_up(experiment, task), directory):
+      ...         print(program.member.label, found.rounds)
+      fedavg [2]
+      >>> ex.read(home).records[0]["participations"]
+      10
+    """
+
+    def noted(program: Program) -> Callable[[Progress], None]:
+        def note(progress: Progress) -> None:
+            directory.append([priced(record, program.price) for record in progress.records])
+            if on_chunk is not None:
+                on_chunk(progress)
+
+        return note
+
+    for program in setup.programs:
+        trials = remaining(program.trials, directory.records, setup.rounds)
+        if not trials:
+            continue
+        found = run_trials(
+            task.model, task.data, trials, rounds=setup.rounds, settings=program.settings,
+            test=setup.test, evaluate_every=experiment.evaluate_every, on_chunk=noted(program),
+        )  # fmt: skip
+        for trial, variables in zip(found.trials, found.variables, strict=True):
+            if trial.seed == experiment.seeds[0] and variables is not None:
+                directory.save_model(model_name(trial), variables)
+        yield program, found
+
+
+def model_name(trial: Trial) -> str:
+    """What the final model of a trial is called: the label, and the point if there is one."""
+    point = ", ".join(f"{name}={value}" for name, value in trial.hyperparameters.items())
+    return f"{trial.label} ({point})" if point else trial.label
+
+
+def _settings(experiment: Experiment, task: Task, validation: Any) -> dict[str, Any]:
+    """The arguments of `run_rounds`: the task's, and the experiment's in their place."""
+    settings = dict(task.settings)
+    if any(getattr(experiment, name) is not None for name in _LOCAL_WORK):
+        settings = {k: v for k, v in settings.items() if k not in _LOCAL_WORK}
+    if experiment.cohort_size is not None:
+        settings.pop("sampler", None)
+    for name in ("cohort_size", "batch_size", *_LOCAL_WORK):
+        if getattr(experiment, name) is not None:
+            settings[name] = getattr(experiment, name)
+    for name in ("weighting", "batching", "diagnostics"):
+        settings[name] = getattr(experiment, name)
+    if validation is not None:
+        settings |= {"validation": validation, "validate_every": experiment.evaluate_every}
+    return settings
+
+
+def _by_structure(member: Member, points: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The points in groups that can share a program."""
+    known = hyperparameters(member.algorithm, member.wrappers)
+
+    def structure(point: Mapping[str, Any]) -> str:
+        return repr([(k, v) for k, v in point.items() if k not in SETTINGS and known[k].fixed])
+
+    ordered = sorted(points, key=structure)  # which keeps the order of those that are alike
+    return [list(group) for _, group in itertools.groupby(ordered, structure)]
+
+
+def _program(
+    experiment: Experiment,
+    task: Task,
+    member: Member,
+    points: Sequence[dict[str, Any]],
+    settings: dict[str, Any],
+    device: Device | None,
+) -> Program:
+    controller = experiment.controller
+
+    def make(point: Mapping[str, Any]) -> Any:
+        specs = replaced(member.algorithm, member.wrappers, point)
+        return build(*specs, suggested=task.algorithms)
+
+    chosen = dict(settings)
+    make_trial = make
+    if controller is not None and controls_rate(controller):
+        rates = {_first_rate(member, point) for point in points}
+        if len(rates) > 1 or None in rates:
+            raise ValueError(
+                f"{member.label}: controller {controller.name!r} needs one learning rate to start from,"
+                f" such as {member.algorithm.name}(learning_rate=0.1), and none in the grid."
+            )
+
+        def make_trial(point: Mapping[str, Any]) -> Any:
+            return lambda rate: make({**point, "learning_rate": rate})
+
+        chosen |= build_controller(controller, None, rates.pop())
+    elif controller is not None:
+        if "local_steps" not in settings:
+            raise ValueError(
+                f"controller {controller.name!r} needs local_steps to start from, but the task has"
+                " local_epochs: give local_steps."
+            )
+        chosen |= build_controller(controller, settings["local_steps"])
+    first = {k: v for k, v in points[0].items() if k not in SETTINGS}
+    batch_size = checks.integer("batch_size", chosen.get("batch_size", 32), low=1)
+    return Program(
+        member,
+        tuple(
+            Trial(member.label, make_trial, point, seed)
+            for point in points
+            for seed in experiment.seeds
+        ),
+        chosen,
+        prices(make(first), task, batch_size, device),
+    )
+
+
+def _first_rate(member: Member, point: Mapping[str, Any]) -> Any:
+    given = hyperparameters(member.algorithm, member.wrappers)["learning_rate"].value
+    return point.get("learning_rate", given)

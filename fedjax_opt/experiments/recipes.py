@@ -1,0 +1,247 @@
+"""Algorithms, wrappers, controllers, tasks and their parts by name.
+
+A new algorithm is one line here. If its clients may have one of several optimisers it has a name for
+each, `fedgbo-adam`; all others have SGD there, CE-FedAvg has Adam.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fedjax_opt import algorithms as alg
+from fedjax_opt import bounds, compression, controllers, optimizers, tasks
+from fedjax_opt import wrappers as around
+from fedjax_opt.core import Algorithm, Controller
+from fedjax_opt.experiments.derived import Choices, Part, Recipe, derive
+from fedjax_opt.experiments.making import make
+from fedjax_opt.experiments.specs import Spec
+from fedjax_opt.wrappers import aggregators
+
+
+def _clients(optimizer: Any, **names: str) -> dict[str, Part]:
+    return {"optimizer": Part(optimizer, names)}
+
+
+_SGD = _clients(optimizers.sgd)
+_THREE = (optimizers.sgdm, optimizers.rmsprop, optimizers.adam)
+
+
+def _by_name(recipes: Iterable[Recipe]) -> dict[str, Recipe]:
+    return {recipe.name: recipe for recipe in recipes}
+
+
+def _each(constructors: Iterable[Any], *parts: Any, **rest: Any) -> dict[str, Recipe]:
+    return _by_name(derive(each.__name__, each, *parts, **rest) for each in constructors)
+
+
+def _with_three(constructor: Any) -> dict[str, Recipe]:
+    """An algorithm with each of three optimisers on its clients."""
+    return _by_name(
+        derive(f"{constructor.__name__}-{optimizer.__name__}", constructor, _clients(optimizer))
+        for optimizer in _THREE
+    )
+
+
+def _adaptive_fedopt(optimizer: Any) -> Recipe:
+    server = Part(optimizer, {"learning_rate": "server_learning_rate"})
+    name = f"adaptive_fedopt-{optimizer.__name__}"
+    return derive(name, alg.adaptive_fedopt, {**_SGD, "server": server})
+
+
+#: Algorithms by name.
+ALGORITHMS: dict[str, Recipe] = {
+    **_each((alg.fedavg, alg.dsgd, alg.fedprox, alg.fedmax, alg.moon), _SGD),
+    **_each((alg.fedavgm, alg.fedadam, alg.fedyogi, alg.fedadagrad), _SGD),
+    **_by_name(map(_adaptive_fedopt, _THREE)),
+    **_with_three(alg.mfl),
+    **_with_three(alg.fedgbo),
+    **_with_three(alg.mime),
+    **_with_three(alg.mimelite),
+    **_with_three(alg.mimexlite),
+    **_each((alg.mimemom, alg.scaffold, alg.scaffold_m), _SGD),
+    **_each((alg.fedacg, alg.fedcm, alg.fedadc), _SGD),
+    **_each((alg.ghbm, alg.ghbm_theory, alg.ghbm_server, alg.localghbm, alg.fedhbm), _SGD),
+    **_each((alg.feddyn, alg.adabest, alg.feddc), _SGD),
+    **_each((alg.ce_fedavg,), _clients(optimizers.adam)),
+    **_each((alg.compressed_fedavg, alg.per_fedavg, alg.independent), _SGD),
+    **_each((alg.pfedme,), _clients(optimizers.sgd, learning_rate="inner_learning_rate")),
+}
+
+#: Optimisers of a server by name.
+OPTIMIZERS: dict[str, Recipe] = _each(
+    (*_THREE, optimizers.sgd, optimizers.adagrad, optimizers.yogi)
+)
+
+#: Codecs by name; several in a list are a chain.
+CODECS: dict[str, Recipe] = _each(
+    (
+        compression.top_k,
+        compression.random_k,
+        compression.uniform,
+        compression.exponential,
+        compression.sign,
+        compression.ternary,
+        compression.ce_fedavg,
+    )
+)
+_CODEC = Choices("codec", CODECS, join=compression.chain)
+CODECS |= _each((compression.excluding,), choices={"codec": _CODEC})
+
+#: Rules of aggregation by name.
+AGGREGATORS: dict[str, Recipe] = _each(
+    (
+        aggregators.weighted_mean,
+        aggregators.uniform_mean,
+        aggregators.coordinate_median,
+        aggregators.trimmed_mean,
+        aggregators.geometric_median,
+    )
+)
+
+_PARTS = {
+    "upload": _CODEC,
+    "download": _CODEC,
+    "aggregator": Choices("aggregator", AGGREGATORS),
+    "optimizer": Choices("optimizer", OPTIMIZERS),
+}
+
+#: Wrappers by name; `build` takes the algorithm first.
+WRAPPERS: dict[str, Recipe] = _each(
+    (
+        around.proximal,
+        around.max_entropy,
+        around.contrastive,
+        around.weight_decay,
+        around.clipped,
+        around.private,
+        around.compressed,
+        around.aggregated,
+        around.server_optimizer,
+    ),
+    choices=_PARTS,
+    given=("algorithm",),
+)
+
+
+def _one_step(initial_steps: Any) -> Controller:
+    """One local step in every round: distributed SGD.
+
+    Reference:
+      Mills, Hu and Min, Faster federated learning with decaying number of local SGD steps, Table 3.
+    """
+    del initial_steps
+    return controllers.constant(1)
+
+
+# The paper's names, the rules, and what the rules call the value that they start from.
+_RULES = (
+    ("dSGD", _one_step, "initial_steps"),
+    ("fixed", controllers.constant, "value"),
+    ("K-rounds", controllers.steps_by_rounds, "initial_steps"),
+    ("K-error", controllers.steps_by_error, "initial_steps"),
+    ("K-step", controllers.steps_on_plateau, "initial_steps"),
+    ("eta-rounds", controllers.rate_by_rounds, "initial_rate"),
+    ("eta-error", controllers.rate_by_error, "initial_rate"),
+    ("eta-step", controllers.rate_on_plateau, "initial_rate"),
+)
+_PROBLEM = {"constants": Part(bounds.FedAvgConstants), "link": Part(bounds.Link)}
+
+#: Controllers by name; `build` takes K_0 first, or eta_0 for those called eta-.
+CONTROLLERS: dict[str, Recipe] = {
+    **{name: derive(name, rule, given=(start,)) for name, rule, start in _RULES},
+    "K-theory": derive("K-theory", controllers.theory, _PROBLEM, given=("initial_steps",)),
+}
+
+#: Tasks by name.
+TASKS: dict[str, Recipe] = _each(getattr(tasks, name) for name in tasks.NAMES)
+
+#: All of them, by what they make.
+RECIPES: dict[str, dict[str, Recipe]] = {
+    "task": TASKS,
+    "algorithm": ALGORITHMS,
+    "wrapper": WRAPPERS,
+    "controller": CONTROLLERS,
+    "codec": CODECS,
+    "aggregator": AGGREGATORS,
+    "optimizer": OPTIMIZERS,
+}
+
+
+def build(
+    algorithm: Spec,
+    wrappers: Sequence[Spec] = (),
+    suggested: Mapping[str, Algorithm] | None = None,
+) -> Algorithm:
+    """The algorithm that specs describe.
+
+    Args:
+      algorithm: a name of `ALGORITHMS`, and its hyperparameters. Numbers may be traced.
+      wrappers: names of `WRAPPERS` with theirs, the innermost first.
+      suggested: algorithms of a task (`Task.algorithms`): where `algorithm` has no arguments at all,
+        and is one of them, that is what is wrapped.
+
+    Returns:
+      An `Algorithm`.
+
+    Example:
+      >>> from fedjax_opt.experiments.recipes import build
+      >>> from fedjax_opt.experiments.specs import parse
+      >>> algorithm = build(parse("fedavg(learning_rate=0.1)"), [parse("clipped(max_norm=10)")])
+    """
+    names = [wrapper.name for wrapper in wrappers]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"wrapper {name!r} is given {names.count(name)} times: give it once.")
+    if suggested and not algorithm.arguments and algorithm.name in suggested:
+        made = suggested[algorithm.name]
+    else:
+        made = make("algorithm", ALGORITHMS, algorithm)
+    for wrapper in wrappers:
+        made = make("wrapper", WRAPPERS, wrapper, made)
+    return made
+
+
+def controls_rate(controller: Spec) -> bool:
+    """Whether a controller sets the learning rate; all others set the local steps."""
+    return controller.name.startswith("eta-")
+
+
+def build_controller(
+    controller: Spec, local_steps: Any, learning_rate: Any = None
+) -> dict[str, Controller]:
+    """The controller that a spec describes, as an argument of `fo.run_rounds` and `fo.simulate`.
+
+    Args:
+      controller: a name of `CONTROLLERS`, and its arguments.
+      local_steps: K_0, for those that control K.
+      learning_rate: eta_0, for those that control eta.
+
+    Returns:
+      `{"local_steps": ...}` or `{"learning_rate": ...}`; the latter needs an algorithm that is given as
+      a function of the learning rate.
+
+    Example:
+      >>> from fedjax_opt.experiments.recipes import build_controller
+      >>> from fedjax_opt.experiments.specs import parse
+      >>> list(build_controller(parse("K-error(window=50)"), local_steps=20))
+      ['local_steps']
+    """
+    if not controls_rate(controller):
+        return {"local_steps": make("controller", CONTROLLERS, controller, local_steps)}
+    if learning_rate is None:
+        raise ValueError(f"{controller.name} needs a learning rate to start from.")
+    return {"learning_rate": make("controller", CONTROLLERS, controller, learning_rate)}
+
+
+def load_task(task: Spec) -> tasks.Task:
+    """The task that a spec describes, with its data.
+
+    Args:
+      task: a name of `TASKS`, and its arguments.
+
+    Example:
+      >>> from fedjax_opt.experiments.recipes import load_task
+      >>> from fedjax_opt.experiments.specs import parse
+      >>> load_task(parse("digits(num_clients=50)")).data.num_clients
+      50
+    """
+    return make("task", TASKS, task)

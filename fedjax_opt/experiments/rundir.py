@@ -1,0 +1,274 @@
+"""Results on disk: one directory for a run, right at any moment at which the run may be killed.
+
+config.toml       what was run
+about.json        status, seconds, seeds, versions, machine
+history.jsonl     one line for each trial and evaluated round
+models/LABEL.npz  final models, arrays by the paths of their leaves
+"""
+
+import contextlib
+import datetime
+import json
+import math
+import os
+import pathlib
+import platform
+import time
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import fedjax_opt
+from fedjax_opt.core import Variables, checks
+from fedjax_opt.experiments import files, model_files
+from fedjax_opt.experiments.model_files import read_model as read_model
+
+_CONFIG, _ABOUT, _HISTORY = "config.toml", "about.json", "history.jsonl"
+_FORMAT, _VERSION = "fedjax_opt run", 1
+# What every record has.
+_KINDS = {"label": str, "hyperparameters": dict, "seed": int, "round": int}
+
+
+class Results(NamedTuple):
+    """What a run directory holds.
+
+    Attributes:
+      config: what was run, as the text of a TOML file.
+      about: `status` ('finished', 'interrupted', 'failed', or 'running' if it still is, or was killed),
+        `seconds`, `started`, `seeds`, `versions` and `machine`.
+      records: mappings with `label`, `hyperparameters`, `seed`, `round` and scalars by name.
+      labels: whose final models it holds; see `read_model`.
+    """
+
+    config: str
+    about: dict[str, Any]
+    records: list[dict[str, Any]]
+    labels: list[str]
+
+
+def read(path: str | os.PathLike[str]) -> Results:
+    """Reads a run directory, and checks all of it but the models.
+
+    Where several records are of one trial and round (a continued run repeats the trials that were cut
+    short), the last one is given. Of a run that was killed, an incomplete last line is left out.
+
+    Args:
+      path: the directory.
+
+    Returns:
+      The `Results`.
+
+    Raises:
+      ValueError: if it holds no run, or a file is damaged; the message names the file.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> from fedjax_opt.experiments.rundir import RunDirectory, read
+      >>> home = pathlib.Path(tempfile.mkdtemp()) / "run"
+      >>> record = {"label": "fedavg", "hyperparameters": {}, "seed": 0, "round": 10, "loss": 0.5}
+      >>> with RunDirectory(home, config="rounds = 10", seeds=[0]) as run:
+      ...     run.append([record])
+      >>> found = read(home)
+      >>> found.about["status"], found.records[0]["loss"]
+      ('finished', 0.5)
+    """
+    folder = pathlib.Path(path)
+    if not (folder / _ABOUT).exists():
+        raise ValueError(f"{folder} holds no run: {_ABOUT} is missing.")
+    about = files.unsealed(files.read_bytes(folder / _ABOUT), str(folder / _ABOUT))
+    if (about.get("format"), about.get("version")) != (_FORMAT, _VERSION):
+        raise ValueError(
+            f"{folder / _ABOUT} must describe a {_FORMAT!r} of version {_VERSION}, got"
+            f" {about.get('format')!r} of version {about.get('version')!r}."
+        )
+    config = files.read_bytes(folder / _CONFIG)
+    if zlib.crc32(config) != about["config_crc32"]:
+        raise ValueError(f"{folder / _CONFIG} is damaged: it is not what the run was begun with.")
+    lines, torn = files.read_lines(folder / _HISTORY)
+    if about["status"] != "running" and (torn or len(lines) != about["records"]):
+        raise ValueError(
+            f"{folder / _HISTORY} is damaged: it must hold the {about['records']} lines that were"
+            f" written, got {len(lines)}{' and a part of one' if torn else ''}."
+        )
+    records = {}
+    for number, line in enumerate(lines, 1):
+        record = _read_record(line, f"Line {number} of {folder / _HISTORY}")
+        records[json.dumps([record[name] for name in _KINDS], sort_keys=True)] = record
+    labels = model_files.labels(folder)
+    return Results(config.decode(), about, list(records.values()), labels)
+
+
+class RunDirectory:
+    """A directory that a run writes its results to.
+
+    As a context it notes how the run ended: 'finished', 'interrupted' by Ctrl-C, or 'failed'. Killed, it
+    stays 'running', with all that was written.
+
+    Args:
+      path: where; made if missing. It must be empty, or hold a run of the same configuration, made with
+        the same versions, which is then continued.
+      config: what is run, as the text of a TOML file.
+      seeds: the seeds of the run.
+
+    Attributes:
+      path: the directory.
+      records: the records that it held when it was opened.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> from fedjax_opt.experiments.rundir import RunDirectory
+      >>> home = pathlib.Path(tempfile.mkdtemp()) / "run"
+      >>> record = {"label": "fedavg", "hyperparameters": {}, "seed": 0, "round": 10, "loss": 0.5}
+      >>> with RunDirectory(home, config="rounds = 10", seeds=[0]) as run:
+      ...     run.append([record])
+      >>> with RunDirectory(home, config="rounds = 10", seeds=[0]) as run:
+      ...     len(run.records)
+      1
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], config: str, seeds: Sequence[int] = ()
+    ) -> None:
+        self.path = pathlib.Path(path)
+        self.records: list[dict[str, Any]] = []
+        self._opened = time.perf_counter()
+        with files.explained(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        if (self.path / _ABOUT).exists():
+            found = read(self.path)
+            _check_same(self.path, found, config)
+            self.records, self._about = found.records, found.about
+        else:
+            _check_free(self.path, config)
+            self._about = _describe(config, seeds)
+        self._lines = files.Lines(self.path / _HISTORY)
+        try:
+            files.write_whole(self.path / _CONFIG, config.encode())
+            self._note("running")  # the last to be written: from now on the directory holds a run
+        except BaseException:
+            self._lines.close()
+            raise
+
+    def append(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Adds records; they are on the disk when it returns.
+
+        Args:
+          records: mappings with `label`, `hyperparameters`, `seed`, `round` and scalars by name, such as
+            `Progress.records`. A number that is not finite is written as null, and read as NaN.
+        """
+        self._lines.append([files.sealed(_plain(record)) for record in records])
+
+    def save_model(self, label: str, variables: Variables) -> None:
+        """Writes a final model as a `.npz` file: arrays by paths such as 'params/layer/kernel'.
+
+        Args:
+          label: whose it is; an earlier one of this label is replaced.
+          variables: the model.
+        """
+        model_files.write_model(self.path, label, variables)
+
+    def close(self, status: str = "finished") -> None:
+        """Notes how the run ended, and lets go of the directory.
+
+        Args:
+          status: 'finished', 'interrupted' or 'failed'.
+        """
+        checks.choice("status", status, ("finished", "interrupted", "failed"))
+        with contextlib.closing(self._lines):
+            self._note(status)
+
+    def _note(self, status: str) -> None:
+        seconds = self._about["seconds"] + time.perf_counter() - self._opened
+        written = len(files.read_lines(self.path / _HISTORY)[0])
+        about = self._about | {"status": status, "seconds": seconds, "records": written}
+        files.write_whole(self.path / _ABOUT, f"{files.sealed(about, indent=1)}\n".encode())
+
+    def __enter__(self) -> "RunDirectory":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        ended = "failed" if kind else "finished"
+        self.close("interrupted" if kind and issubclass(kind, KeyboardInterrupt) else ended)
+
+
+def _check_same(path: pathlib.Path, found: Results, config: str) -> None:
+    """Refuses to continue another run, or this one with other versions."""
+    if found.config != config:
+        pairs = zip([*found.config.splitlines(), ""], [*config.splitlines(), ""], strict=False)
+        there, here = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
+        raise ValueError(
+            f"{path} holds another run: {_CONFIG} has {there!r} there and {here!r} here. Choose another"
+            " directory, or delete that one."
+        )
+    then, now = found.about["versions"], _versions()
+    changed = [
+        f"{name} {then.get(name)}, not {now[name]}" for name in now if then.get(name) != now[name]
+    ]
+    if changed:
+        raise ValueError(
+            f"{path} holds a run that was begun with {'; '.join(changed)}, and is not continued with"
+            " others: its numbers may differ. Choose another directory, or delete that one."
+        )
+
+
+def _check_free(path: pathlib.Path, config: str) -> None:
+    """Refuses a directory that holds anything but what a kill may leave of a run just begun."""
+    there = {file.name.removesuffix(files.PARTIAL) for file in path.iterdir()}
+    foreign = there - {_CONFIG, _ABOUT, _HISTORY}
+    begun = {_CONFIG: config.encode(), _HISTORY: b""}
+    foreign |= {
+        name
+        for name, content in begun.items()
+        if (path / name).exists() and (path / name).read_bytes() != content
+    }
+    if foreign:
+        raise ValueError(
+            f"{path} must be empty, or hold a run to be continued, but it holds other files,"
+            f" {min(foreign)} among them. Choose another directory."
+        )
+
+
+def _describe(config: str, seeds: Sequence[int]) -> dict[str, Any]:
+    return {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "seconds": 0.0,
+        "seeds": [int(seed) for seed in seeds],
+        "versions": _versions(),
+        "machine": {
+            "system": platform.platform(),
+            "cores": os.cpu_count(),
+            "backend": jax.default_backend(),
+            "devices": jax.local_device_count(),
+            "device": jax.local_devices()[0].device_kind,
+        },
+        "config_crc32": zlib.crc32(config.encode()),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {name: version(name) for name in ("jax", "jaxlib", "numpy", "optax")}
+    return {"python": platform.python_version(), **found, "fedjax_opt": fedjax_opt.__version__}
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can hold it."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    value = value.item() if isinstance(value, (np.generic, np.ndarray, jax.Array)) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _read_record(line: bytes, where: str) -> dict[str, Any]:
+    record = files.unsealed(line, where)
+    for name, kind in _KINDS.items():
+        if not isinstance(record.get(name), kind):
+            raise ValueError(f"{where} must have a {name} of type {kind.__name__}, got {record}.")
+    return {name: math.nan if value is None else value for name, value in record.items()}

@@ -1,0 +1,278 @@
+"""Many runs as one program: grids, random search, and seeds as an axis of it."""
+
+import inspect
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_opt.core import Model, NonFiniteLossError, Strategy, checks, init_state, run_rounds
+from fedjax_opt.core.controller import first_algorithm
+from fedjax_opt.core.preparation import prepare
+from fedjax_opt.core.strategies import place
+from fedjax_opt.core.streaming import on_host
+from fedjax_opt.experiments import waves
+from fedjax_opt.experiments.search import Range as Range
+from fedjax_opt.experiments.search import expand as expand
+from fedjax_opt.experiments.search import sample as sample
+from fedjax_opt.experiments.trials import Notes, check_trials, collect
+from fedjax_opt.experiments.trials import Progress as Progress
+from fedjax_opt.experiments.trials import Trial as Trial
+from fedjax_opt.experiments.trials import Trials as Trials
+from fedjax_opt.experiments.trials import remaining as remaining
+
+# Hyperparameters of the run itself, which `build` does not see.
+_OF_THE_RUN = ("local_steps", "local_epochs")
+# What a setting is where nothing is said: as in `run_rounds`.
+_DEFAULTS: dict[str, Any] = {
+    name: parameter.default
+    for name, parameter in inspect.signature(run_rounds).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+}
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a sweep. `trials` holds what was done up to the last chunk."""
+
+    def __init__(self, trials: Trials):
+        super().__init__("The sweep was interrupted.")
+        self.trials = trials
+
+
+def run_trials(
+    model: Model,
+    data: Any,
+    trials: Iterable[Trial],
+    *,
+    rounds: int,
+    settings: Mapping[str, Any],
+    test: Any = None,
+    evaluate_every: int = 10,
+    strategy: str | Strategy = "auto",
+    memory: float | None = None,
+    keep_models: bool = True,
+    on_chunk: Callable[[Progress], Any] | None = None,
+    on_nonfinite: str = "keep",
+) -> Trials:
+    """Runs trials that differ in hyperparameters and seeds as one compiled program.
+
+    Each trial gives what `fo.simulate` gives with the same algorithm and seed. Hyperparameters that are
+    the same in all trials are compiled in; those that differ are an axis of the program, next to the
+    seed. Trials are played in waves, each in chunks of `evaluate_every` rounds; two programs are
+    compiled, one for the initial states and one for the rounds, however many trials there are.
+
+    Args:
+      model: the model.
+      data: a `ClientData` in memory.
+      trials: what to run; all share one `build`.
+      rounds: R, how many rounds each of them runs.
+      settings: arguments of `run_rounds`: the cohort, the minibatch, the local steps or epochs and the
+        like. Its `strategy` is that of the clients of each trial.
+      test: a test set, a pytree of arrays `[n, ...]`, evaluated every `evaluate_every` rounds.
+      evaluate_every: the rounds between evaluations, and the length of a chunk.
+      strategy: how trials are executed: 'scan' one after the other, 'vmap' all at once, 'chunked' so
+        many at once, 'sharded' over the devices; see `Strategy`. 'auto' spreads them over CPU devices
+        (over which it spreads the clients instead if there are too few trials), and on an accelerator
+        computes as many at once as fit into its memory.
+      memory: the bytes of an accelerator that 'auto' may use beside the data; by default what is free.
+      keep_models: whether to bring each trial's final model to the host.
+      on_chunk: called with a `Progress` after each chunk.
+      on_nonfinite: 'keep' the last good state of a trial that diverges and go on with the others, or
+        'raise' a `NonFiniteLossError` whose `result` holds the `Trials` so far.
+
+    Returns:
+      The `Trials`.
+
+    Raises:
+      Interrupted: at Ctrl-C; a `KeyboardInterrupt` that holds the `Trials` up to the last chunk.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> from fedjax_opt.experiments.sweep import Trial, expand, run_trials
+      >>> model, data, optimum = fo.data.quadratics(num_clients=4, dimension=2)
+      >>> def build(hyperparameters):
+      ...     return fo.fedavg(fo.optimizers.sgd(hyperparameters["learning_rate"]))
+      >>> points = expand({"learning_rate": [0.01, 0.1]})
+      >>> found = run_trials(
+      ...     model, data, [Trial("fedavg", build, point, seed) for point in points for seed in (0, 1)],
+      ...     rounds=4, settings={"cohort_size": 2, "batch_size": 1, "local_steps": 2},
+      ...     test=data.examples, evaluate_every=2,
+      ... )
+      >>> found.history["loss"].shape, found.evaluations["loss"].shape
+      ((4, 4), (4, 2))
+    """
+    started = time.perf_counter()
+    trials = check_trials(trials)
+    rounds = checks.integer("rounds", rounds, low=1)
+    length = min(checks.integer("evaluate_every", evaluate_every, low=1), rounds)
+    checks.choice("on_nonfinite", on_nonfinite, ("keep", "raise"))
+    axis, constants = _axis(trials)
+    _check_values(trials, axis)
+    shared, fixed, clients = _prepare(model, data, trials, settings, test)
+
+    def setup(plan: waves.Plan) -> waves.Setup:
+        chosen = fixed._replace(strategy=plan.clients)
+        return waves.Setup(trials[0].build, constants, chosen, plan.trials, length)
+
+    def needed_bytes(plan: waves.Plan) -> int:
+        return waves.needed_bytes(shared, _rows(axis, range(plan.size)), setup(plan))
+
+    options = waves.plans(strategy, clients, len(trials), shared.traced.sampler.size)
+    shared = place(shared, options[0].meshed)  # which is the same for all
+    notes = [Notes(trial) for trial in trials]
+
+    def so_far() -> Trials:
+        return collect(notes, rounds, length, time.perf_counter() - started)
+
+    try:
+        plan = waves.fit(options, needed_bytes, memory)
+        for now in _chunks(shared, axis, plan, setup(plan), notes, rounds, keep_models):
+            if on_chunk is not None:
+                on_chunk(_progress(notes, now, rounds, time.perf_counter() - started))
+            failed = [note for note in now if note.failure]
+            if failed and on_nonfinite == "raise":
+                message, result = f"{failed[0].trial.identity}: {failed[0].failure}", so_far()
+                raise NonFiniteLossError(message, cast(Any, result))
+    except KeyboardInterrupt:
+        raise Interrupted(so_far()) from None
+    return so_far()
+
+
+def _chunks(
+    shared: waves.Shared,
+    axis: waves.Axis,
+    plan: waves.Plan,
+    setup: waves.Setup,
+    notes: Sequence[Notes],
+    rounds: int,
+    keep_models: bool,
+) -> Iterator[list[Notes]]:
+    """Plays one wave after the other, and tells after each chunk whose notes have grown."""
+    for first in range(0, len(notes), plan.size):
+        members = notes[first : first + plan.size]
+        wave = _rows(axis, range(first, first + plan.size))
+        states = waves.begin(shared, wave, setup=setup)
+        if plan.trials.mesh is None:  # else they are where they belong
+            states = place(states, plan.clients)
+        for played in range(0, rounds, setup.length):
+            count = min(setup.length, rounds - played)
+            states, *seen = waves.play(shared, wave, states, np.int32(count), setup=setup)
+            seen = jax.device_get(seen)
+            grown = []
+            for i, note in enumerate(members):
+                if not note.failure:
+                    infos, evaluation = jax.tree.map(lambda x, i=i: x[i], seen)
+                    note.add(infos, count, evaluation)
+                    grown.append(note)
+            ended = played + count == rounds or all(note.failure for note in members)
+            if ended and keep_models:
+                models = jax.device_get(states.variables)
+                for i, note in enumerate(members):
+                    note.variables = jax.tree.map(lambda x, i=i: x[i], models)
+            yield grown
+            if ended:
+                break
+
+
+def _progress(notes: Sequence[Notes], now: list[Notes], rounds: int, seconds: float) -> Progress:
+    return Progress(
+        done=sum(rounds if note.failure else note.rounds for note in notes),
+        total=rounds * len(notes),
+        seconds=seconds,
+        trials=tuple(note.trial for note in now),
+        round=max(note.rounds for note in now),
+        records=tuple(note.records[-1] for note in now),
+    )
+
+
+def _prepare(
+    model: Model, data: Any, trials: Sequence[Trial], settings: Mapping[str, Any], test: Any
+) -> tuple[waves.Shared, Any, str | Strategy]:
+    """What all trials share, what is compiled in, and how clients are to be executed."""
+    if on_host(data):
+        raise ValueError(
+            "data must be in memory for a sweep, whose trials draw cohorts of their own and so need all"
+            " examples on the device, but its examples are memory-mapped. Copy them, with"
+            " jax.tree.map(np.array, data), or run the trials one by one with fo.simulate."
+        )
+    unknown = sorted(settings.keys() - _DEFAULTS.keys())
+    if unknown:
+        raise ValueError(
+            f"settings must be arguments of run_rounds ({', '.join(_DEFAULTS)}), got {unknown[0]!r}."
+        )
+    own = {k: v for k, v in trials[0].hyperparameters.items() if k in _OF_THE_RUN}
+    chosen: dict[str, Any] = {**_DEFAULTS, **settings}
+    chosen |= dict.fromkeys(_OF_THE_RUN) | own if own else {}
+    if isinstance(chosen["local_steps"], (int, np.integer)):
+        checks.integer("local_steps", chosen["local_steps"], low=1)
+        chosen["local_steps"] = jnp.asarray(chosen["local_steps"], jnp.int32)  # as simulate has it
+    clients = chosen.pop("strategy")
+    algorithm = trials[0].build(_point(trials[0]))
+    first = first_algorithm(algorithm, chosen["learning_rate"])
+    batch_size = checks.integer("batch_size", chosen["batch_size"], low=1)
+    batch = jax.tree.map(lambda x: jnp.asarray(x[:batch_size]), data.examples)
+    num_clients = len(data.sizes)
+    shapes = jax.eval_shape(
+        lambda batch: init_state(first, model.init(jax.random.key(0), batch), num_clients), batch
+    )
+    # Only its structure is looked at.
+    state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes._replace(key=()))
+    traced, fixed, _ = prepare(
+        algorithm, model, data, state._replace(num_clients=np.int32(num_clients)),
+        strategy="scan", **chosen,
+    )  # fmt: skip
+    return waves.Shared(traced._replace(algorithm=()), test), fixed, clients
+
+
+def _point(trial: Trial) -> dict[str, Any]:
+    """The hyperparameters that `build` sees."""
+    return {k: v for k, v in trial.hyperparameters.items() if k not in _OF_THE_RUN}
+
+
+def _axis(trials: Sequence[Trial]) -> tuple[waves.Axis, tuple[tuple[str, Any], ...]]:
+    """What differs between trials as arrays, and the hyperparameters that do not differ."""
+    varying, constants, steps = {}, [], ()
+    for name, first in trials[0].hyperparameters.items():
+        values = [trial.hyperparameters[name] for trial in trials]
+        if name in _OF_THE_RUN:
+            steps = np.array([checks.integer(name, value, low=1) for value in values], np.int32)
+        elif all(value == first for value in values):
+            constants.append((name, tuple(first) if isinstance(first, list) else first))
+        else:
+            for value in values:
+                if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+                    raise ValueError(
+                        f"hyperparameter {name!r} differs between trials and so must be a number, got"
+                        f" {value!r}. Call run_trials for each of its values."
+                    )
+            varying[name] = np.array(values, jnp.result_type(float))
+    # Made here, not in the program, where a large seed would be another one.
+    keys = [np.asarray(jax.random.key_data(jax.random.key(trial.seed))) for trial in trials]
+    return waves.Axis(np.stack(keys), varying, steps), tuple(constants)
+
+
+def _check_values(trials: Sequence[Trial], axis: waves.Axis) -> None:
+    """Builds each algorithm once from plain numbers, which it can check, and then from traced ones."""
+    for trial in trials:
+        trial.build(_point(trial))
+    for name in axis.varying:
+
+        def probe(value, name=name):
+            trials[0].build(_point(trials[0]) | {name: value})
+
+        try:
+            jax.eval_shape(probe, jnp.ones(()))
+        except Exception as error:  # its kind depends on what an algorithm does with a number
+            raise ValueError(
+                f"hyperparameter {name!r} differs between trials, but decides the structure of the"
+                " program, so its values cannot share one. Call run_trials for each of them."
+            ) from error
+
+
+def _rows(axis: waves.Axis, rows: range) -> waves.Axis:
+    """Some of the trials; past the end, the last one again."""
+    places = np.minimum(rows, len(axis.key) - 1)
+    return jax.tree.map(lambda x: x[places], axis)

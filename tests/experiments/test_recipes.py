@@ -1,0 +1,418 @@
+"""Recipes: every public constructor has one, with its own defaults, and its numbers can be traced."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_opt as fo
+from fedjax_opt import algorithms, compression, controllers, optimizers, tasks, wrappers
+from fedjax_opt.core import Variables
+from fedjax_opt.experiments.derived import NUMBER, PART, WORD, Choices, Part, derive
+from fedjax_opt.experiments.hyperparameters import Hyperparameter, hyperparameters, replaced
+from fedjax_opt.experiments.making import make
+from fedjax_opt.experiments.recipes import (
+    AGGREGATORS,
+    ALGORITHMS,
+    CODECS,
+    CONTROLLERS,
+    OPTIMIZERS,
+    RECIPES,
+    TASKS,
+    WRAPPERS,
+    build,
+    build_controller,
+    load_task,
+)
+from fedjax_opt.experiments.specs import Spec, parse, parse_sum
+from fedjax_opt.wrappers import aggregators
+
+# A number that every constructor takes where it has no default, and structure with which it works.
+A_NUMBER = 0.3
+STRUCTURE = {
+    "hessian": "hessian_free",
+    "tau": 2,
+    "inner_steps": 3,
+    "where": "**/b",
+    "upload": Spec("top_k", {"sparsity": 0.5}),
+    "aggregator": "coordinate_median",
+    "optimizer": Spec("adam", {"learning_rate": 0.1}),
+    "codec": "sign",
+}
+VARIABLES = Variables({"a": jnp.ones(3), "b": jnp.zeros(2)})
+PARAMETERS = [
+    pytest.param(kind, name, id=f"{kind}-{name}")
+    for kind in RECIPES
+    if kind != "task"
+    for name in RECIPES[kind]
+]
+
+
+def functions(module):
+    """The public functions of a room, by name."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and not name.startswith("_")
+    }
+
+
+def given(kind, name):
+    """What the recipes of a kind are applied to."""
+    if kind == "wrapper":
+        return (fo.fedavg(optimizers.sgd(0.1)),)
+    return (0.5 if name.startswith("eta-") else 20,) if kind == "controller" else ()
+
+
+def structure(kind, name):
+    """The structure that a recipe needs, and the numbers that it takes."""
+    recipe = RECIPES[kind][name]
+    fixed = {key: STRUCTURE[key] for key in recipe.fixed if key in STRUCTURE}
+    numbers = {
+        key: A_NUMBER if default is None else float(default)
+        for key, default in recipe.defaults.items()
+        if key not in recipe.fixed
+    }
+    return fixed, numbers
+
+
+# --- there is one for everything ----------------------------------------------------------------------
+
+
+def test_every_algorithm_has_a_recipe():
+    """A new one joins with a line in recipes.py."""
+    public = {name for name, value in functions(fo).items() if "algorithms" in value.__module__}
+    assert public == set(functions(algorithms))
+    assert {name.split("-")[0] for name in ALGORITHMS} == public
+
+
+def test_every_wrapper_part_and_task_has_a_recipe():
+    assert set(WRAPPERS) == set(functions(wrappers))
+    assert set(TASKS) == set(tasks.NAMES)
+    assert set(AGGREGATORS) == set(functions(aggregators)) - {"aggregated"}
+    made = {n: inspect.signature(f).return_annotation for n, f in functions(compression).items()}
+    assert set(CODECS) == {n for n, kind in made.items() if kind is compression.Codec} - {"chain"}
+    rated = {
+        n
+        for n, f in functions(optimizers).items()
+        if "learning_rate" in inspect.signature(f).parameters
+    }
+    assert set(OPTIMIZERS) == rated
+
+
+def test_every_controller_has_a_recipe():
+    # A recipe's `build` is bound to the constructor that it calls.
+    called = {recipe.build.args[0] for recipe in CONTROLLERS.values()}
+    assert called >= set(functions(controllers).values()) - {controllers.paper_schedules}
+
+
+def test_what_tasks_suggest_is_known_by_the_same_names():
+    for task in ("cifar100_pam", "femnist_cnn", "sent140", "shakespeare"):
+        assert set(tasks.tuned(task)) <= set(ALGORITHMS)
+    assert set(tasks.digits().algorithms) <= set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("kind, name", PARAMETERS)
+def test_a_recipe_says_what_it_is(kind, name):
+    recipe = RECIPES[kind][name]
+    assert recipe.name == name and recipe.help.endswith(".")
+    assert recipe.paper or kind not in ("algorithm", "wrapper", "controller")
+    assert all(parameter.help for parameter in recipe.parameters.values())
+
+
+# --- defaults and numbers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_defaults_are_those_of_the_constructors(name):
+    stem, _, optimizer = name.partition("-")
+    recipe = ALGORITHMS[name]
+    for function in (getattr(algorithms, stem), getattr(optimizers, optimizer or "sgd")):
+        for key, parameter in inspect.signature(function).parameters.items():
+            if parameter.default is not parameter.empty:
+                assert recipe.defaults[key] == parameter.default
+    assert recipe.defaults["learning_rate"] is None
+
+
+@pytest.mark.parametrize("kind, name", PARAMETERS)
+def test_numbers_are_traced(kind, name):
+    """A recipe builds inside of a program, and every number that goes in is used."""
+    fixed, numbers = structure(kind, name)
+
+    def program(traced):
+        made = make(kind, RECIPES[kind], Spec(name, fixed | traced), *given(kind, name))
+        started = made.init(VARIABLES) if kind in ("algorithm", "wrapper") else ()
+        return jax.tree.leaves((made, started))
+
+    jaxpr = jax.make_jaxpr(program)(numbers).jaxpr
+    read = [v for equation in jaxpr.eqns for v in equation.invars] + list(jaxpr.outvars)
+    used = set(map(id, read))
+    unused = [
+        key for key, v in zip(sorted(numbers), jaxpr.invars, strict=True) if id(v) not in used
+    ]
+    assert unused == []
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_other_numbers_are_the_same_program(name):
+    fixed, numbers = structure("algorithm", name)
+    one = build(Spec(name, fixed | numbers))
+    other = build(Spec(name, fixed | {key: 0.9 * value for key, value in numbers.items()}))
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if ALGORITHMS[name].fixed])
+def test_structure_is_not_traced(name):
+    fixed, numbers = structure("algorithm", name)
+    for key in ALGORITHMS[name].fixed:
+        with pytest.raises(ValueError, match=f"{key} must be"):
+            jax.eval_shape(
+                lambda value, key=key: build(Spec(name, fixed | numbers | {key: value})), 2.0
+            )
+
+
+SAME = {
+    "fedavg(learning_rate=0.1)": lambda: fo.fedavg(optimizers.sgd(0.1)),
+    "fedprox(learning_rate=0.1, mu=1)": lambda: fo.fedprox(optimizers.sgd(0.1), 1.0),
+    "fedadam(learning_rate=0.1, b2=0.9)": lambda: fo.fedadam(optimizers.sgd(0.1), b2=0.9),
+    "fedgbo-adam(learning_rate=0.1, eps=0.5)": lambda: fo.fedgbo(optimizers.adam(0.1, eps=0.5)),
+    "adaptive_fedopt-rmsprop(learning_rate=0.1, server_learning_rate=0.2, beta=0.3)": lambda: (
+        fo.adaptive_fedopt(optimizers.sgd(0.1), optimizers.rmsprop(0.2, 0.3))
+    ),
+    "scaffold(learning_rate=0.1, option=1)": lambda: fo.scaffold(optimizers.sgd(0.1), 1),
+    "ghbm(learning_rate=0.1, tau=4, nesterov=true)": lambda: fo.ghbm(
+        optimizers.sgd(0.1), 4, nesterov=True
+    ),
+    "pfedme(inner_learning_rate=0.1, learning_rate=0.2, regularisation=15, inner_steps=5)": lambda: (
+        fo.pfedme(optimizers.sgd(0.1), 15.0, 0.2, 5)
+    ),
+    "ce_fedavg(learning_rate=0.1, sparsity=0.5)": lambda: fo.ce_fedavg(optimizers.adam(0.1), 0.5),
+    "fedavg(learning_rate=0.1) + weight_decay(rate=0.01) + clipped(max_norm=10)": lambda: (
+        fo.clipped(fo.weight_decay(fo.fedavg(optimizers.sgd(0.1)), 0.01), 10.0)
+    ),
+    "fedavg(learning_rate=0.1) + server_optimizer(optimizer=yogi(learning_rate=1))": lambda: (
+        fo.server_optimizer(fo.fedavg(optimizers.sgd(0.1)), optimizers.yogi(1.0))
+    ),
+    "fedavg(learning_rate=0.1) + aggregated(aggregator=trimmed_mean)": lambda: fo.aggregated(
+        fo.fedavg(optimizers.sgd(0.1)), aggregators.trimmed_mean()
+    ),
+    "fedavg(learning_rate=0.1)"
+    " + compressed(upload=[top_k(sparsity=0.9), uniform(bits=4)], download=uniform)": lambda: (
+        fo.compressed(
+            fo.fedavg(optimizers.sgd(0.1)),
+            compression.chain(compression.top_k(0.9), compression.uniform(4)),
+            compression.uniform(),
+        )
+    ),
+    "fedavg(learning_rate=0.1) + compressed(upload=excluding(codec=sign, min_size=9))": lambda: (
+        fo.compressed(
+            fo.fedavg(optimizers.sgd(0.1)), compression.excluding(compression.sign(), min_size=9)
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("text", SAME)
+def test_a_spec_is_what_it_says(text):
+    algorithm, *around = parse_sum(text)
+    built, by_hand = build(algorithm, around), SAME[text]()
+    assert jax.tree.structure(built) == jax.tree.structure(by_hand)
+    assert jax.tree.leaves(built) == jax.tree.leaves(by_hand)
+
+
+def test_wrappers_keep_the_order_of_the_text():
+    text = "fedavg(learning_rate=0.1) + private(where=[state/**, '**/b']) + compressed(upload=sign)"
+    algorithm, *around = parse_sum(text)
+    state = fo.init_state(build(algorithm, around), {"a": jnp.ones(3), "b": jnp.ones(2)}, 4)
+    assert jax.tree.leaves(state.clients.patch)[0].shape == (4, 2)
+
+
+def test_a_sweep_is_one_program():
+    """Numbers of the algorithm, of a wrapper and of a wrapper's part, as axes of one vmap."""
+    member = parse_sum("fedavg + proximal(mu=0) + compressed(upload=top_k(sparsity=0))")
+    model, data, _ = fo.data.quadratics(num_clients=2, dimension=2)
+    names = ("learning_rate", "proximal.mu", "compressed.upload.sparsity")
+
+    def shapes(values):
+        algorithm = build(*replaced(member[0], member[1:], dict(zip(names, values, strict=True))))
+        state = fo.init_state(algorithm, {"x": jnp.zeros(2)}, num_clients=2)
+        run = fo.run_rounds(
+            algorithm, model, data, state, 1, cohort_size=2, batch_size=1, local_steps=1
+        )
+        return run.history.loss
+
+    assert jax.eval_shape(jax.vmap(shapes), jnp.full((5, 3), 0.1)).shape == (5, 1)
+
+
+# --- suggestions, controllers, tasks ------------------------------------------------------------------
+
+
+def test_suggestions_are_taken_where_there_are_no_arguments():
+    suggested = {"fedavg": fo.fedavg(optimizers.sgd(0.25))}
+    built = build(Spec("fedavg"), [parse("clipped(max_norm=2)")], suggested)
+    assert set(jax.tree.leaves(built)) == {0.25, 1.0, 2.0}
+    assert 0.25 not in jax.tree.leaves(build(parse("fedavg(learning_rate=1)"), (), suggested))
+    with pytest.raises(
+        ValueError, match=r"fedprox needs learning_rate: write fedprox\(learning_rate"
+    ):
+        build(Spec("fedprox"), (), suggested)
+    with pytest.raises(ValueError, match="fedavg needs learning_rate"):
+        build(parse("fedavg(server_learning_rate=0.5)"), (), suggested)
+
+
+@pytest.mark.parametrize("name", controllers.paper_schedules(20, 0.5))
+def test_controllers_are_the_papers(name):
+    schedule = controllers.paper_schedules(20, 0.5, window=100, patience=10)[name]
+    ((setting, controller),) = build_controller(Spec(name), 20, 0.5).items()
+    expected = getattr(schedule, setting)
+    assert jax.tree.structure(controller) == jax.tree.structure(expected)
+    assert jax.tree.leaves(controller) == jax.tree.leaves(expected)
+
+
+def test_controllers_take_what_they_start_from():
+    assert list(build_controller(parse("K-step(patience=3, metric=accuracy)"), 20)) == [
+        "local_steps"
+    ]
+    with pytest.raises(ValueError, match="eta-rounds needs a learning rate"):
+        build_controller(Spec("eta-rounds"), 20)
+    with pytest.raises(ValueError, match=r"'k-round' is not known\. Did you mean 'K-rounds'"):
+        build_controller(Spec("k-round"), 20)
+
+
+def test_tasks():
+    assert load_task(parse("digits(num_clients=20, alpha=1)")).data.num_clients == 20
+    with pytest.raises(ValueError, match=r"task 'digit' is not known\. Did you mean 'digits'"):
+        load_task(Spec("digit"))
+    with pytest.raises(ValueError, match=r"'clients' is not known\. Did you mean 'num_clients'"):
+        load_task(parse("digits(clients=20)"))
+    with pytest.raises(ValueError, match="shakespeare needs folder"):
+        load_task(Spec("shakespeare"))
+
+
+# --- what is wrong is refused -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("fedavgg(learning_rate=1)", "algorithm 'fedavgg' is not known. Did you mean 'fedavg'?"),
+        ("fedgbo(learning_rate=1)", "Did you mean 'fedgbo-sgdm'?"),
+        ("qqq", "`fedjax-opt list algorithms` shows all"),
+        ("fedavg(lr=1)", "It takes learning_rate, server_learning_rate."),
+        ("fedavg(learning_rat=1)", "fedavg's argument 'learning_rat' is not known. Did you mean"),
+        ("fedavg(learning_rate=fast)", "fedavg's learning_rate must be a number, got 'fast'"),
+        ("fedavg(learning_rate=true)", "fedavg's learning_rate must be a number, got True"),
+        ("fedavg(learning_rate=[0.1, 0.2])", "Values to try go into the grid"),
+        ("fedavg(learning_rate=-1)", "learning_rate must lie in"),
+        ("ghbm(learning_rate=1)", "ghbm needs tau: write ghbm(tau=...)"),
+        ("ghbm(learning_rate=1, tau=2.5)", "ghbm's tau must be a whole number, got 2.5"),
+        ("ghbm(learning_rate=1, tau=2, nesterov=no)", "nesterov must be true or false, got 'no'"),
+        ("per_fedavg(learning_rate=1, adaptation_rate=1, hessian=3)", "hessian must be a word, got 3"),
+        ("fedavg(learning_rate=1) + clip(max_norm=1)", "'clip' is not known. Did you mean 'clipped'?"),
+        ("fedavg(learning_rate=1) + clipped", "clipped needs max_norm"),
+        ("fedavg(learning_rate=1) + clipped(max_norm=1) + clipped(max_norm=2)", "is given 2 times"),
+        ("fedavg(learning_rate=1) + private(where=[1])", "must be a word or a list of words, got (1,)"),
+        ("fedavg(learning_rate=1) + compressed(upload=topk)", "Did you mean 'top_k'?"),
+        ("fedavg(learning_rate=1) + compressed(upload=top_k)", "top_k needs sparsity"),
+        ("fedavg(learning_rate=1) + compressed(upload=3)", "must be one of the codecs top_k,"),
+        ("fedavg(learning_rate=1) + compressed(upload=[])", "compressed's upload must be one of"),
+        ("fedavg(learning_rate=1) + compressed(upload=[sign, [sign]])", "must be one of the codecs"),
+        ("fedavg(learning_rate=1) + aggregated(aggregator=[uniform_mean])", "one of the aggregators"),
+        ("fedavg(learning_rate=1) + compressed", "Give upload or download"),
+    ],
+)  # fmt: skip
+def test_errors(text, message):
+    algorithm, *around = parse_sum(text)
+    with pytest.raises(ValueError) as caught:
+        build(algorithm, around)
+    assert message in str(caught.value)
+
+
+def test_numbers_of_numpy_and_jax_are_numbers():
+    for number in (np.float32(0.5), np.array(0.5), jnp.asarray(0.5), 1):
+        build(Spec("fedavg", {"learning_rate": number}))
+    build(Spec("ghbm", {"learning_rate": 1, "tau": np.int64(3)}))
+
+
+# --- hyperparameters by one name ----------------------------------------------------------------------
+
+
+def test_hyperparameters():
+    algorithm, *around = parse_sum(
+        "ghbm(tau=3, beta=0.5) + clipped(max_norm=2) + compressed(upload=random_k(sparsity=0.5))"
+    )
+    found = hyperparameters(algorithm, around)
+    assert found == {
+        "learning_rate": Hyperparameter(None, False),
+        "tau": Hyperparameter(3, True),
+        "beta": Hyperparameter(0.5, False),
+        "server_learning_rate": Hyperparameter(1.0, False),
+        "nesterov": Hyperparameter(False, True),
+        "clipped.max_norm": Hyperparameter(2, False),
+        "compressed.upload": Hyperparameter(around[1].arguments["upload"], True),
+        "compressed.upload.sparsity": Hyperparameter(0.5, False),
+        "compressed.upload.rescale": Hyperparameter(False, True),
+        "compressed.download": Hyperparameter(None, True),
+        "compressed.error_feedback": Hyperparameter(False, True),
+    }
+    changed = replaced(
+        algorithm, around, {"tau": 4, "clipped.max_norm": 1.5, "compressed.upload.sparsity": 0.25}
+    )
+    assert " + ".join(map(str, (changed[0], *changed[1]))) == (
+        "ghbm(tau=4, beta=0.5) + clipped(max_norm=1.5) + compressed(upload=random_k(sparsity=0.25))"
+    )
+    assert algorithm.arguments["tau"] == 3
+
+
+def test_a_part_may_be_exchanged():
+    algorithm, *around = parse_sum("fedavg(learning_rate=1) + compressed(upload=uniform)")
+    _, (wrapper,) = replaced(algorithm, around, {"compressed.upload.bits": 4})
+    assert str(wrapper) == "compressed(upload=uniform(bits=4))"
+    _, (wrapper,) = replaced(algorithm, around, {"compressed.upload": Spec("sign")})
+    assert str(wrapper) == "compressed(upload=sign())"
+
+
+def test_unknown_hyperparameters():
+    specs = Spec("fedavg"), [parse("clipped(max_norm=1)")]
+    with pytest.raises(
+        ValueError, match=r"'max_norm' is not known. Did you mean 'clipped.max_norm'"
+    ):
+        replaced(*specs, {"max_norm": 1})
+    with pytest.raises(ValueError, match="algorithm 'fedav' is not known"):
+        hyperparameters(Spec("fedav"))
+
+
+# --- how recipes are derived --------------------------------------------------------------------------
+
+
+def example(optimizer: str, rate: float | None = None, count: int = 3, part: bytes = b""):
+    """Makes something.
+
+    Args:
+      optimizer: how it
+        is made.
+      rate: how fast.
+
+    Reference:
+      Somebody. Somewhere.
+    """
+    return optimizer, rate, count, part
+
+
+def test_derive_reads_signature_and_docstring():
+    recipe = derive("it", example, choices={"part": Choices("codec", CODECS)}, given=("count",))
+    assert recipe.help == "Makes something." and recipe.paper == "Somebody. Somewhere."
+    kinds = {key: parameter.kind for key, parameter in recipe.parameters.items()}
+    assert kinds == {"optimizer": WORD, "rate": NUMBER, "part": PART}
+    assert recipe.parameters["optimizer"].help == "how it is made."
+    assert recipe.required == {"optimizer"} and recipe.fixed == {"optimizer", "part"}
+    assert recipe.build(7, optimizer="x") == ("x", None, 7, b"")
+
+
+def test_derive_refuses_what_a_spec_cannot_say():
+    with pytest.raises(ValueError, match="A spec cannot say part, a <class 'bytes'>"):
+        derive("it", example)
+    with pytest.raises(ValueError, match="pfedme would have two arguments 'learning_rate'"):
+        derive("pfedme", fo.pfedme, {"optimizer": Part(optimizers.sgd)})

@@ -1,0 +1,547 @@
+"""Many runs as one program: each is the run that it would be alone, whatever is beside it."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import Mesh
+
+import fedjax_opt as fo
+from fedjax_opt.experiments import waves
+from fedjax_opt.experiments.rundir import RunDirectory, read
+from fedjax_opt.experiments.sweep import (
+    Interrupted,
+    Range,
+    Trial,
+    expand,
+    remaining,
+    run_trials,
+    sample,
+)
+from tests.core import problems
+
+SIZES = (5, 8, 3, 12, 7, 4)
+DATA = problems.ragged(SIZES)
+SETTINGS = {"cohort_size": 3, "batch_size": 4, "local_steps": 2}
+ROUNDS, EVERY = 7, 3
+
+
+def scaffold(hyperparameters):
+    return fo.scaffold(fo.optimizers.sgd(hyperparameters["learning_rate"]))
+
+
+def trials_of(rates=(0.01, 0.1, 0.2), seeds=(0, 1, 5), build=scaffold):
+    points = expand({"learning_rate": list(rates)})
+    return [Trial("scaffold", build, point, seed) for point in points for seed in seeds]
+
+
+def sweep(trials, model=problems.MODEL, **changes):
+    options = {
+        "rounds": ROUNDS, "settings": SETTINGS, "test": DATA.examples, "evaluate_every": EVERY
+    }  # fmt: skip
+    return run_trials(model, DATA, trials, **options | changes)
+
+
+def alone(trial, **changes):
+    options = SETTINGS | {"strategy": "scan", "on_nonfinite": "stop", "progress": False} | changes
+    algorithm = options.pop("algorithm", None) or trial.build(trial.hyperparameters)
+    return fo.simulate(
+        algorithm, problems.MODEL, DATA, ROUNDS, test=DATA.examples, evaluate_every=EVERY,
+        seed=trial.seed, **options,
+    )  # fmt: skip
+
+
+def assert_is_alone(found, i, expected):
+    """Trial i of a sweep is the run that `fo.simulate` gave."""
+    done = len(expected.history["round"])
+    assert found.rounds[i] == done
+    assert {name: x[i, :done].dtype for name, x in found.history.items()} == {
+        name: x.dtype for name, x in expected.history.items()
+    }
+    for name, values in expected.history.items():
+        here = found.history[name][i, :done]
+        np.testing.assert_allclose(here, values, rtol=1e-10, atol=1e-15, err_msg=name)
+    np.testing.assert_array_equal(found.history["cohort"][i, :done], expected.history["cohort"])
+    for name in expected.evaluations.keys() - {"round", "seconds"}:
+        values = expected.evaluations[name]
+        np.testing.assert_allclose(found.evaluations[name][i, : len(values)], values, 1e-10)
+        assert np.isnan(found.evaluations[name][i, len(values) :]).all()
+    problems.assert_close(found.variables[i], expected.variables, 1e-10)
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    """Nine trials on four devices; the three in the middle diverge."""
+    trials = trials_of((0.01, 1e30, 0.1))
+    return trials, sweep(trials)
+
+
+def test_each_trial_is_the_run_alone(mixed):
+    trials, found = mixed
+    for i, trial in enumerate(trials):
+        assert_is_alone(found, i, alone(trial))
+    assert found.evaluations["round"].tolist() == [3, 6, 7]
+    assert found.history["loss"].shape == (9, 7) and found.history["cohort"].shape == (9, 7, 3)
+    assert found.trials == tuple(trials) and found.seconds > 0
+
+
+def test_a_trial_that_diverged_is_marked_and_the_others_go_on(mixed):
+    trials, found = mixed
+    diverged = [trial.hyperparameters["learning_rate"] == 1e30 for trial in trials]
+    assert [bool(failure) for failure in found.failures] == diverged
+    assert np.array_equal(found.rounds < ROUNDS, diverged)
+    for i in np.flatnonzero(diverged):
+        expected = alone(trials[i])
+        assert found.failures[i] == expected.stopped
+        assert np.isfinite(found.variables[i].params["w"]).all()
+        done = found.rounds[i]
+        assert np.isnan(found.history["loss"][i, done:]).all()
+        assert (found.history["cohort"][i, done:] == -1).all()
+    without = sweep([trial for trial, bad in zip(trials, diverged, strict=True) if not bad])
+    kept = ~np.array(diverged)
+    for name, values in without.history.items():
+        np.testing.assert_allclose(values, found.history[name][kept], 1e-12)
+
+
+def test_records_say_everything_once(mixed):
+    trials, found = mixed
+    for i, trial in enumerate(trials):
+        mine = [r for r in found.records if (r["hyperparameters"], r["seed"]) == trial[2:]]
+        assert all(r["label"] == "scaffold" for r in mine)
+        if found.failures[i]:
+            assert mine[-1]["diverged"] == found.failures[i]
+            assert mine[-1]["round"] == found.rounds[i] and "loss" not in mine[-1]
+            continue
+        assert [r["round"] for r in mine] == [3, 6, 7]
+        for e, record in enumerate(mine):
+            row = record["round"] - 1
+            assert record["loss"] == found.evaluations["loss"][i, e]
+            assert record["distance"] == found.evaluations["distance"][i, e]
+            assert record["train_loss"] == found.history["loss"][i, row]
+            assert record["update_norm"] == found.history["update_norm"][i, row]
+            assert "cohort" not in record
+
+
+def mesh(count):
+    return Mesh(np.array(jax.devices()[:count]), ("clients",))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "clients"),
+    [
+        ("scan", "vmap"),
+        ("vmap", "auto"),
+        (fo.Strategy("chunked", size=4), "scan"),
+        (fo.Strategy("sharded", mesh=mesh(2), inner="vmap"), "scan"),
+        ("auto", "sharded"),
+    ],
+    ids=str,
+)
+def test_all_strategies_agree(mixed, strategy, clients):
+    trials, expected = mixed
+    found = sweep(trials, strategy=strategy, settings=SETTINGS | {"strategy": clients})
+    np.testing.assert_array_equal(found.history["cohort"], expected.history["cohort"])
+    for one, other in (
+        (found.history, expected.history),
+        (found.evaluations, expected.evaluations),
+    ):
+        for name in other:
+            np.testing.assert_allclose(one[name], other[name], 1e-10)
+    assert found.failures == expected.failures
+
+
+COMPILED = []
+
+
+def note_compilation(event, duration, **about):
+    if event.endswith("backend_compile_duration"):
+        COMPILED.append(about["fun_name"])
+
+
+jax.monitoring.register_event_duration_secs_listener(note_compilation)
+
+
+@pytest.fixture
+def compilations():
+    """Names of the functions that are compiled while a test runs."""
+    COMPILED.clear()
+    return COMPILED
+
+
+def test_64_trials_are_one_program(compilations):
+    model, traces = problems.counted()
+    seen = []
+
+    def watch(progress):
+        seen.append(len(traces))
+
+    found = sweep(trials_of(np.geomspace(1e-3, 0.1, 16).tolist(), range(4)), model, on_chunk=watch)
+    assert found.history["loss"].shape == (64, ROUNDS) and np.isfinite(found.history["loss"]).all()
+    assert len(seen) == 64 // 4 * 3, "16 waves on 4 devices, 3 chunks each"
+    assert len(set(seen)) == 1, "nothing is traced after the first chunk"
+    assert sum("play" in name for name in compilations) == 1
+    assert sum("begin" in name for name in compilations) == 1
+    # Nor with other numbers, and other numbers of them.
+    sweep(trials_of((0.3, 0.4, 0.5), range(7, 10)), model, rounds=8)
+    assert len(traces) == seen[0] and sum("play" in name for name in compilations) == 1
+
+
+def test_one_trial_spreads_its_clients_and_compiles_once(compilations):
+    trials = trials_of([0.1], [3])
+    settings = SETTINGS | {"cohort_size": 5}
+    found = sweep(trials, settings=settings)
+    assert_is_alone(found, 0, alone(trials[0], cohort_size=5))
+    assert sum("jit(play)" in name for name in compilations) == 1
+
+
+def test_progress_is_told_after_each_chunk():
+    told = []
+    found = sweep(trials_of((0.01, 1e30)), strategy="vmap", on_chunk=told.append)
+    # Three that go on, and three that have done three rounds and then diverge.
+    assert [p.done for p in told] == [3 * 3 + 3 * 3, 3 * 6 + 3 * 7, 3 * 7 + 3 * 7]
+    assert all(p.total == 6 * ROUNDS for p in told)
+    assert [p.round for p in told] == [3, 6, 7]
+    assert np.all(np.diff([p.seconds for p in told]) > 0)
+    assert sorted(map(str, found.records)) == sorted(str(r) for p in told for r in p.records)
+    assert len(told[0].trials) == 6 and len(told[-1].trials) == 3, "who diverged is not told again"
+
+
+def test_ctrl_c_keeps_what_was_done(mixed):
+    trials, expected = mixed
+
+    def press(progress):
+        if progress.trials[0] == trials[4] and progress.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        sweep(trials, on_chunk=press)
+    assert isinstance(caught.value, Interrupted)
+    found = caught.value.trials
+    assert found.rounds.tolist() == [7, 7, 7, 3, 3, 3, 3, 3, 0], "a wave is four trials"
+    np.testing.assert_array_equal(found.history["loss"][:4], expected.history["loss"][:4])
+    np.testing.assert_array_equal(found.history["loss"][4:8, :3], expected.history["loss"][4:8, :3])
+    assert np.isnan(found.history["loss"][4:, 3:]).all()
+    problems.assert_identical(found.variables[:4], expected.variables[:4])
+    assert found.variables[4:] == (None,) * 5
+
+
+def test_a_sweep_on_disk_is_continued(mixed, tmp_path):
+    trials, expected = mixed
+
+    def press(progress):
+        run.append(progress.records)
+        if progress.round == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted), RunDirectory(tmp_path, "rounds = 7") as run:
+        sweep(trials, on_chunk=press)
+    with RunDirectory(tmp_path, "rounds = 7") as run:
+        todo = remaining(trials, run.records, ROUNDS)
+        assert todo == [trial for i, trial in enumerate(trials) if i != 3], "which has diverged"
+        sweep(todo, on_chunk=lambda progress: run.append(progress.records))
+    found = read(tmp_path)
+    assert remaining(trials, found.records, ROUNDS) == []
+
+    def told(records):
+        return {
+            (r["hyperparameters"]["learning_rate"], r["seed"], r["round"]): r.get("loss", -1.0)
+            for r in records
+        }
+
+    assert told(found.records) == pytest.approx(told(expected.records), rel=1e-10)
+
+
+def test_before_the_first_chunk_there_is_nothing_to_keep(monkeypatch):
+    def press(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(waves, "begin", press)
+    with pytest.raises(Interrupted) as caught:
+        sweep(trials_of())
+    found = caught.value.trials
+    assert found.history == {} and not found.rounds.any() and found.records == ()
+
+
+def test_a_trial_that_diverges_may_raise(mixed):
+    trials, expected = mixed
+    with pytest.raises(
+        fo.NonFiniteLossError, match=r"1e\+30.* seed 0: Round 3: the loss"
+    ) as caught:
+        sweep(trials, on_nonfinite="raise")
+    found = caught.value.result
+    assert found.rounds.tolist() == [6, 6, 6, 3, 0, 0, 0, 0, 0]
+    assert found.failures[3] == expected.failures[3]
+
+
+def test_models_need_not_be_kept():
+    assert sweep(trials_of(), keep_models=False).variables == (None,) * 9
+
+
+def test_local_steps_may_be_swept():
+    points = expand({"local_steps": [1, 4], "learning_rate": [0.01, 0.1]})
+    trials = [Trial("scaffold", scaffold, point, 2) for point in points]
+    settings = {name: value for name, value in SETTINGS.items() if name != "local_steps"}
+    found = sweep(trials, settings=settings | {"local_epochs": 9})
+    for i, trial in enumerate(trials):
+        assert_is_alone(found, i, alone(trial, local_steps=trial.hyperparameters["local_steps"]))
+
+
+def test_what_is_the_same_in_all_trials_may_be_structure():
+    def build(hyperparameters):
+        assert hyperparameters["kind"] == "sgd" and tuple(hyperparameters["shape"]) == (1, 2)
+        optimizer = fo.optimizers.sgd(hyperparameters["learning_rate"])
+        return fo.ghbm(optimizer, hyperparameters["tau"], hyperparameters["beta"])
+
+    points = expand({"learning_rate": [0.01, 0.1], "beta": [0.9], "tau": [2]})
+    points = [point | {"kind": "sgd", "shape": [1, 2]} for point in points]
+    trials = [Trial("ghbm", build, point, 0) for point in points]
+    assert_is_alone(sweep(trials), 1, alone(trials[1]))
+    longer = trials[0]._replace(hyperparameters=points[0] | {"tau": 3})
+    with pytest.raises(ValueError, match="'tau' differs between trials, but decides the structure"):
+        sweep([trials[0], longer])
+    other = trials[0]._replace(hyperparameters=points[0] | {"kind": "adam"})
+    with pytest.raises(ValueError, match=r"'kind' differs .* must be a number, got 'sgd'"):
+        sweep([trials[0], other])
+
+
+def test_a_controller_and_diagnostics():
+    """The learning rate is a schedule, a swept momentum is the algorithm's."""
+
+    def build(hyperparameters):
+        beta = hyperparameters["beta"]
+        return lambda eta: fo.fedgbo(fo.optimizers.sgdm(eta, beta))
+
+    trials = [Trial("fedgbo", build, {"beta": beta}, 4) for beta in (0.5, 0.9)]
+    options = {
+        "learning_rate": lambda t: 0.1 / (t.astype(float) + 1),
+        "local_steps": fo.controllers.steps_by_error(4),
+        "diagnostics": ("client_distance", "momentum_deviation"),
+        "sampler": fo.cohorts.unreliable(fo.cohorts.uniform(3), dropout=0.3),
+        "cohort_size": None,
+    }
+    found = sweep(trials, settings=SETTINGS | options)
+    assert_is_alone(found, 1, alone(trials[1], **options))
+    assert "client_distance" in found.records[0] and "learning_rate" in found.records[0]
+
+
+def test_without_a_test_set_there_are_records_still():
+    found = sweep(trials_of(), test=None)
+    assert list(found.evaluations) == ["round"]
+    assert found.records[0]["round"] == 3 and "loss" not in found.records[0]
+    assert found.records[0]["train_loss"] == found.history["loss"][0, 2]
+
+
+class TestPlans:
+    """How many trials at once, and how; on machines that are not here."""
+
+    @pytest.fixture
+    def machine(self, monkeypatch):
+        def be(backend, devices):
+            monkeypatch.setattr(jax, "default_backend", lambda: backend)
+            monkeypatch.setattr(jax, "local_device_count", lambda: devices)
+
+        return be
+
+    def sizes(self, *arguments):
+        return [
+            (plan.size, plan.trials.name, plan.clients.name) for plan in waves.plans(*arguments)
+        ]
+
+    @pytest.mark.parametrize(
+        ("trials", "cohort", "expected"),
+        [
+            (64, 22, (4, "sharded", "scan")),
+            (9, 10, (4, "sharded", "scan")),  # 30 clients' work, or 27 and waiting
+            (5, 20, (1, "scan", "sharded")),  # 40, or 25
+            (1, 10, (1, "scan", "sharded")),
+            (1, 1, (4, "sharded", "scan")),
+        ],
+    )
+    def test_on_cpu_devices_are_kept_busy(self, trials, cohort, expected):
+        assert self.sizes("auto", "auto", trials, cohort) == [expected]
+
+    def test_on_one_cpu_device_one_after_the_other(self, machine):
+        machine("cpu", 1)
+        assert self.sizes("auto", "auto", 64, 10) == [(1, "scan", "scan")]
+
+    def test_on_an_accelerator_as_many_as_fit(self, machine):
+        machine("gpu", 1)
+        options = self.sizes("auto", "auto", 10, 4)
+        assert options == [
+            (10, "vmap", "vmap"), (5, "vmap", "vmap"), (2, "vmap", "vmap"),
+            (1, "scan", "vmap"), (1, "scan", "chunked"), (1, "scan", "scan"),
+        ]  # fmt: skip
+
+    def test_on_several_accelerators(self, machine):
+        machine("gpu", 4)
+        options = waves.plans("auto", "auto", 10, 4)
+        assert [plan.size for plan in options] == [12, 4, 1, 1]
+        assert {plan.meshed.name for plan in options} == {"sharded"}
+        assert options[0].trials.inner == "vmap"
+
+    def test_waves_are_evenly_full(self):
+        assert self.sizes(fo.Strategy("chunked", size=8), "scan", 10, 4) == [(5, "vmap", "scan")]
+        assert self.sizes("vmap", "scan", 10, 4) == [(10, "vmap", "scan")]
+        assert self.sizes("sharded", "scan", 10, 4) == [(4, "sharded", "scan")]
+
+    def test_devices_are_not_split_twice(self):
+        with pytest.raises(ValueError, match="must not be 'sharded' for trials and for their cl"):
+            waves.plans("sharded", "sharded", 4, 4)
+        assert self.sizes("auto", "sharded", 64, 2) == [(1, "scan", "sharded")]
+
+    @pytest.mark.parametrize(
+        ("memory", "size"), [(float("inf"), 10), (1250, 10), (1249, 5), (500, 2), (249, 1), (0, 1)]
+    )
+    def test_memory_decides(self, machine, memory, size):
+        machine("gpu", 1)
+        options = waves.plans("auto", "scan", 10, 4)
+        assert waves.fit(options, lambda plan: 100 * plan.size, memory).size == size
+
+    def test_the_device_is_asked(self, machine, monkeypatch):
+        class Device:
+            def memory_stats(self):
+                return {"bytes_limit": 3000, "bytes_in_use": 2000}
+
+        machine("gpu", 1)
+        monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
+        options = waves.plans("auto", "scan", 8, 4)
+        assert waves.fit(options, lambda plan: 300 * plan.size, None).size == 2
+
+    def test_the_compiled_program_is_asked(self, machine, monkeypatch, compilations):
+        """A pretended accelerator whose memory is too small for four trials at once."""
+        machine("gpu", 1)
+        asked, real = {}, waves.needed_bytes
+
+        def needed(shared, wave, setup):
+            asked[len(wave.key)] = real(shared, wave, setup)
+            return asked[len(wave.key)]
+
+        monkeypatch.setattr(waves, "needed_bytes", needed)
+        trials = trials_of((0.01, 0.1), (0, 1))
+        whole = sweep(trials)
+        assert list(asked) == [4]
+        assert sum("jit(play)" in name for name in compilations) == 1, "what was asked is what runs"
+        halves = sweep(trials, memory=asked[4])
+        assert list(asked) == [4, 2] and asked[2] < 0.8 * asked[4]
+        states = sum(x.size * 8 for x in jax.tree.leaves(alone(trials[0]).state._replace(key=())))
+        assert asked[4] - asked[2] > 2 * states
+        np.testing.assert_allclose(whole.history["loss"], halves.history["loss"], 1e-10)
+
+
+def test_memory_mapped_data_is_refused(tmp_path):
+    stored = fo.data.store(DATA, tmp_path / "clients")
+    with pytest.raises(ValueError, match=r"memory-mapped. Copy them, with .*fo.simulate"):
+        run_trials(problems.MODEL, stored, trials_of(), rounds=1, settings=SETTINGS)
+    copied = jax.tree.map(np.array, stored)
+    assert run_trials(problems.MODEL, copied, trials_of(), rounds=1, settings=SETTINGS).rounds.all()
+
+
+def other_build(hyperparameters):
+    return scaffold(hyperparameters)
+
+
+@pytest.mark.parametrize(
+    ("trials", "message"),
+    [
+        ([], "trials must hold at least one Trial"),
+        ([{"learning_rate": 0.1}], "trials must hold at least one Trial, and nothing else"),
+        (trials_of() + trials_of(build=other_build), "trials must share one build"),
+        (trials_of() + trials_of(), r"\{\"learning_rate\": 0.01\} seed 0 comes twice"),
+        ([Trial("", scaffold, {"learning_rate": 0.1}, 0)], "label must be a word, got ''"),
+        (trials_of(seeds=[-1]), "seed must be a whole number of at least 0, got -1"),
+        (trials_of() + [Trial("x", scaffold, {}, 0)], "must have the same hyperparameters"),
+        (trials_of(rates=[0.1, -1.0]), r"learning_rate must lie in \(0.0, inf\), got -1.0"),
+        (trials_of(rates=[0.1, "fast"]), "'learning_rate' differs .* must be a number, got 'fast'"),
+        (
+            [Trial("x", scaffold, {"learning_rate": 0.1, "local_steps": 0}, 0)],
+            "local_steps must be a whole number of at least 1, got 0",
+        ),
+    ],
+)
+def test_wrong_trials_are_refused(trials, message):
+    with pytest.raises(ValueError, match=message):
+        sweep(trials)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounds": 0}, "rounds must be .*at least 1, got 0"),
+        ({"evaluate_every": 0}, "evaluate_every must be .*at least 1, got 0"),
+        ({"on_nonfinite": "stop"}, "on_nonfinite must be one of 'keep', 'raise', got 'stop'"),
+        ({"settings": {"cohort": 3}}, r"arguments of run_rounds \(cohort_size.*\), got 'cohort'"),
+        ({"settings": SETTINGS | {"local_epochs": 1}}, "Give either local_steps or local_epochs"),
+        ({"settings": SETTINGS | {"cohort_size": 9}}, "population of 6 clients, got 9"),
+        ({"settings": SETTINGS | {"batch_size": 0}}, "batch_size must be .*at least 1, got 0"),
+        ({"settings": SETTINGS | {"diagnostics": ["x"]}}, "diagnostics.*'x'"),
+        ({"strategy": "fast"}, "strategy must be one of"),
+        ({"test": {"x": np.zeros((0, 3)), "y": np.zeros(0)}}, "at least one example to evaluate"),
+    ],
+)
+def test_wrong_settings_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        sweep(trials_of(), **options)
+
+
+def test_expand_is_the_product():
+    assert expand({"a": [1, 2], "b": ["x", "y"]}) == [
+        {"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "x"}, {"a": 2, "b": "y"}
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ({}, "grid must name at least one hyperparameter"),
+        ({"a": [1], "b": []}, "grid: 'b' must be a list of at least one value, got \\[\\]"),
+        ({"a": "12"}, "grid: 'a' must be a list of at least one value, got '12'"),
+        ({"a": 3}, "grid: 'a' must be a list of at least one value, got 3"),
+        ({"a": [1, 2, 1]}, "grid: 'a' must not repeat a value, got 1 twice"),
+    ],
+)
+def test_wrong_grids_are_refused(grid, message):
+    with pytest.raises(ValueError, match=message):
+        expand(grid)
+
+
+@given(
+    low=st.floats(1e-6, 1.0), factor=st.floats(1.001, 1e6), logarithmic=st.booleans(),
+    seed=st.integers(0, 2**40),
+)  # fmt: skip
+def test_samples_stay_in_their_range(low, factor, logarithmic, seed):
+    points = sample({"a": Range(low, low * factor, logarithmic)}, 20, seed)
+    assert all(low <= point["a"] <= low * factor for point in points)
+    assert len({point["a"] for point in points}) > 10
+
+
+def test_samples_belong_to_name_and_seed():
+    one, both = {"a": Range(0.0, 1.0)}, {"b": [1, 2, 3], "a": Range(0.0, 1.0)}
+    few, many = sample(one, 5, seed=3), sample(both, 50, seed=3)
+    assert [point["a"] for point in few] == [point["a"] for point in many[:5]]
+    assert {point["b"] for point in many} == {1, 2, 3}
+    assert sample(one, 5, seed=4) != few
+
+
+def test_logarithmic_samples_are_uniform_in_the_exponent():
+    points = sample({"a": Range(1e-4, 1.0, logarithmic=True)}, 4000)
+    exponents = np.log10([point["a"] for point in points])
+    # The mean of 4000 uniform numbers in [-4, 0] has a standard deviation of 4 / sqrt(12 * 4000).
+    assert abs(exponents.mean() + 2) < 4 * 4 / np.sqrt(12 * 4000)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "options", "message"),
+    [
+        ({}, {}, "ranges must name at least one"),
+        ({"a": Range(0.0, 1.0, logarithmic=True)}, {}, "'a' must be positive to be logarithmic"),
+        ({"a": Range(1.0, 1.0)}, {}, "'a' must have finite ends, low < high"),
+        ({"a": Range(0.0, np.inf)}, {}, "'a' must have finite ends, low < high"),
+        ({"a": []}, {}, "ranges: 'a' must be a list of at least one value"),
+        ({"a": Range(0.0, 1.0)}, {"count": 0}, "count must be .*at least 1, got 0"),
+        ({"a": Range(0.0, 1.0)}, {"seed": -1}, "seed must be .*at least 0, got -1"),
+    ],
+)
+def test_wrong_ranges_are_refused(ranges, options, message):
+    with pytest.raises(ValueError, match=message):
+        sample(ranges, **{"count": 3} | options)
