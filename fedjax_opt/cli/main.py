@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 import fedjax_opt as fo
-from fedjax_opt.cli import data, demo, plan
+from fedjax_opt.cli import data, demo, experiments, listing, plan, report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,9 +16,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"fedjax_opt {fo.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    data.add_parser(commands)
-    demo.add_parser(commands)
-    plan.add_parser(commands)
+    for command in (demo, experiments, report, listing, plan, data):
+        command.add_parser(commands)
     options = parser.parse_args(arguments)
     fo.use_cpu_devices()
     try:

@@ -10,6 +10,6 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     print("\n".join(table_lines(header, rows)))
 
 
-def megabytes(count: int) -> str:
+def megabytes(count: float) -> str:
     """A number of bytes in megabytes."""
     return f"{count / 1e6:.1f}"

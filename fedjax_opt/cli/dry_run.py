@@ -1,0 +1,74 @@
+"""`--dry-run`: what an experiment would need, from shapes alone, and a guess at its time."""
+
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_opt.cli.tables import megabytes, print_table
+from fedjax_opt.experiments.playing import Program, Setup
+from fedjax_opt.tasks import Task
+
+# Rounds reach this share of the rate of large matrix products, give or take a factor of two.
+_EFFICIENCY = 0.4
+
+
+def print_plan(task: Task, setup: Setup) -> None:
+    """Prints the programs that would run, their memory, operations, bytes, and a guess at their time."""
+    rate = _EFFICIENCY * _matrix_rate()
+    rows, flops = [], 0.0
+    for program in setup.programs:
+        clients, steps = _work(task, program, setup.rounds)
+        trials = len(program.trials)
+        each = clients * program.price.flops + steps * program.price.flops_per_step
+        flops += trials * each
+        rows.append(
+            [
+                program.member.label,
+                str(trials),
+                megabytes(program.price.memory),
+                f"{trials * each / 1e9:.4g}",
+                megabytes(trials * clients * program.price.bytes_up),
+                megabytes(trials * clients * program.price.bytes_down),
+                f"{trials * each / rate:.0f} s",
+            ]
+        )
+    header = ["program", "runs", "MB of a run", "GFLOP", "MB up", "MB down", "about"]
+    print_table(header, rows)
+    data = sum(x.nbytes for x in jax.tree.leaves(task.data.examples))
+    print(
+        f"{_count(sum(len(p.trials) for p in setup.programs), 'run')} of"
+        f" {_count(setup.rounds, 'round')} as {_count(len(rows), 'program')};"
+        f" {megabytes(data)} MB of examples beside them."
+        f" About {flops / rate / 60:.1f} minutes at {rate / 1e9:.0f} GFLOP/s, which is"
+        f" {_EFFICIENCY:.0%} of what large matrix products reach here; compilation comes on top."
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _work(task: Task, program: Program, rounds: int) -> tuple[float, float]:
+    """How many clients take part in a run, and how many steps they take; a controller takes K_0."""
+    settings = program.settings
+    cohort = settings["cohort_size"] if "cohort_size" in settings else settings["sampler"].size
+    steps: Any = settings.get("local_steps")
+    if "local_epochs" in settings and steps is None:
+        per_epoch = np.ceil(np.asarray(task.data.sizes) / settings.get("batch_size", 32))
+        steps = settings["local_epochs"] * float(np.mean(per_epoch))
+    elif not isinstance(steps, (int, float)):
+        steps = task.settings.get("local_steps", 1)
+    return float(rounds * cohort), float(rounds * cohort * steps)
+
+
+def _matrix_rate(size: int = 768, seconds: float = 0.2) -> float:
+    """Operations per second of large matrix products on this machine."""
+    matrix = np.ones((size, size), np.float32)
+    np.matmul(matrix, matrix)
+    began, count = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        np.matmul(matrix, matrix)
+        count += 1
+    return count * 2 * size**3 / (time.perf_counter() - began)

@@ -1,0 +1,213 @@
+"""`fedjax-opt run`, `sweep` and `compare`: an experiment, from its description to its results.
+
+fedjax-opt run digits "scaffold(learning_rate=0.1)" --rounds 100 --seeds 0,1,2
+    one algorithm on a task
+fedjax-opt run digits "fedgbo-adam(learning_rate=0.02) + proximal(mu=0.01)" --controller K-error
+    with a wrapper around it, and local steps that follow the training error
+fedjax-opt sweep digits fedavg --grid learning_rate=0.05,0.1,0.2,0.4 --seeds 0,1,2
+    a grid, all of it one program; with --samples 20 --grid "learning_rate=loguniform(0.01,1)" at random
+fedjax-opt compare digits fedavg scaffold fedacg --grid learning_rate=0.1,0.2,0.4 --seeds 0,1,2
+    several algorithms, each at its best point, and a page that reports on them
+
+Results are in a directory, written as they come: config.toml, about.json (versions, seeds, status),
+history.jsonl, final models. The same command with the same --output goes on where it was stopped.
+"""
+
+import argparse
+import datetime
+import pathlib
+import sys
+from typing import Any
+
+import numpy as np
+from tqdm.auto import tqdm
+
+import fedjax_opt as fo
+from fedjax_opt.cli import dry_run
+from fedjax_opt.cli.experiment_options import (
+    add_options,
+    command_line,
+    read_device,
+    read_experiment,
+)
+from fedjax_opt.cli.tables import print_table
+from fedjax_opt.experiments import playing, summary
+from fedjax_opt.experiments.config import Experiment, to_toml
+from fedjax_opt.experiments.pricing import COLUMNS
+from fedjax_opt.experiments.recipes import load_task
+from fedjax_opt.experiments.rundir import RunDirectory, read
+from fedjax_opt.experiments.sweep import Progress
+
+_COMMANDS = {
+    "run": "one algorithm on a task, with wrappers, a controller and several seeds",
+    "sweep": "search the hyperparameters of an algorithm: a grid or random points, as one program",
+    "compare": "several algorithms on a task, each at its best point, and a page about it",
+}
+_SHOWN = 20  # points of a sweep in the terminal; all are in the directory
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the three commands."""
+    for name, about in _COMMANDS.items():
+        parser = commands.add_parser(
+            name, help=about, description=__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        add_options(parser, one_algorithm=name != "compare")
+        parser.set_defaults(run=run, command=name)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plays the experiment and prints what came of it."""
+    experiment = read_experiment(options)
+    _check(options.command, experiment)
+    if options.print_config:
+        print(to_toml(experiment), end="")
+        return 0
+    device = read_device(options)
+    task = load_task(experiment.task)
+    setup = playing.set_up(experiment, task, device)
+    print(f"{task.name}: {task.data.summary()}; {len(setup.test['y'])} test examples.")
+    if setup.validation is not None:
+        count = len(next(iter(setup.validation.values())))
+        print(f"The controller watches {count} examples of the test set, which are not tested on.")
+    if options.dry_run:
+        dry_run.print_plan(task, setup)
+        return 0
+    output = options.output or _new_directory(options.command, experiment)
+    try:
+        with RunDirectory(output, to_toml(experiment), experiment.seeds) as directory:
+            _play(experiment, task, setup, directory)
+    except KeyboardInterrupt:
+        print(
+            f"\nWhat was done is kept. To go on: {command_line(options.command, experiment, output)}",
+            file=sys.stderr,
+        )
+        raise
+    _report(options.command, experiment, output)
+    return 0
+
+
+def _check(command: str, experiment: Experiment) -> None:
+    if command == "run" and experiment.grid:
+        raise ValueError("run has no grid: use `fedjax-opt sweep`, or leave the grid out.")
+    if command == "sweep" and not experiment.grid:
+        raise ValueError(
+            "sweep needs a grid of at least one hyperparameter, such as --grid learning_rate=0.1,0.3."
+        )
+    if command != "compare" and len(experiment.algorithms) > 1:
+        raise ValueError(
+            f"{command} takes one algorithm, got {len(experiment.algorithms)}: use `fedjax-opt compare`."
+        )
+
+
+def _new_directory(command: str, experiment: Experiment) -> pathlib.Path:
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return pathlib.Path("runs") / f"{command}-{experiment.task.name}-{stamp}"
+
+
+def _play(experiment: Experiment, task: Any, setup: Any, directory: RunDirectory) -> None:
+    total = setup.rounds * sum(len(program.trials) for program in setup.programs)
+    bar = tqdm(total=total, unit="round", desc=experiment.task.name)
+
+    def show(progress: Progress) -> None:
+        bar.update(finished + progress.done - bar.n)
+        newest = progress.records[-1] if progress.records else {}
+        shown = {k: f"{newest[k]:.4f}" for k in ("train_loss", "accuracy") if k in newest}
+        bar.set_postfix({"algorithm": progress.trials[0].label, **shown})
+
+    with bar:
+        # What the directory held already is done.
+        finished = total - sum(
+            setup.rounds * len(playing.remaining(p.trials, directory.records, setup.rounds))
+            for p in setup.programs
+        )
+        bar.update(finished)
+        for _, found in playing.play(experiment, task, setup, directory, show):
+            finished += setup.rounds * len(found.trials)
+            for trial, failure in zip(found.trials, found.failures, strict=True):
+                if failure:
+                    bar.write(f"{playing.model_name(trial)}, seed {trial.seed}: {failure}")
+
+
+def _report(command: str, experiment: Experiment, output: pathlib.Path) -> None:
+    judged = summary.judge(experiment, summary.outcomes(read(output).records))
+    best = summary.best_of_each(experiment, judged)
+    if command == "sweep":
+        _print_points(experiment, judged, best)
+    _print_best(experiment, best)
+    print(f"Results: {output}")
+    if command == "compare":
+        from fedjax_opt.cli.report import write
+
+        page = write([output], output / "report.html")
+        print(f"Report: {page}")
+
+
+def _print_points(
+    experiment: Experiment, judged: list[summary.Judged], best: list[summary.Judged]
+) -> None:
+    names = list(dict.fromkeys(name for one in judged for name in one.outcome.hyperparameters))
+    sign = 1 if experiment.criterion == "rounds_to_target" else -1
+    ordered = sorted(judged, key=lambda one: np.nan_to_num(sign * one.score.mean, nan=np.inf))
+    print_table(
+        [*names, experiment.criterion.replace("_", " "), "±", "seeds"],
+        [
+            [
+                *(_number(one.outcome.hyperparameters.get(name)) for name in names),
+                "diverged" if np.isnan(one.score.mean) else _score(experiment, one.score.mean),
+                "" if np.isnan(one.score.half_width) else _score(experiment, one.score.half_width),
+                str(len(one.outcome.seeds)) + (" *" if one in best else ""),
+            ]
+            for one in ordered[:_SHOWN]
+        ],
+    )
+    if len(ordered) > _SHOWN:
+        print(f"... and {len(ordered) - _SHOWN} more in history.jsonl.")
+    print("*: the best. ±: half of the 95% interval over seeds.\n")
+
+
+def _print_best(experiment: Experiment, best: list[summary.Judged]) -> None:
+    header = ["algorithm", "accuracy", "best", "MB up", "MB down", "GFLOP", "simulated time"]
+    if experiment.target is not None:
+        header.insert(3, f"rounds to {experiment.target:.0%}")
+    rows = []
+    for one in best:
+        outcome = one.outcome
+        if not np.isfinite(outcome.accuracy).any():
+            rows.append([outcome.label, "diverged", *[""] * (len(header) - 2)])
+            continue
+        final = fo.experiments.interval([row[np.isfinite(row)][-1] for row in outcome.accuracy])
+        row = [outcome.label, _share(final), f"{np.nanmax(np.nanmean(outcome.accuracy, 0)):.1%}"]
+        if experiment.target is not None:
+            mean = np.nanmean(outcome.accuracy, axis=0)
+            reached = fo.metrics.rounds_to_target(outcome.rounds, mean, experiment.target)
+            row.append(str(reached) if reached else "not reached")
+        up, down, flops, seconds = (np.nanmax(outcome.columns[name]) for name in COLUMNS)
+        row += [f"{up / 1e6:.1f}", f"{down / 1e6:.1f}", f"{flops / 1e9:.1f}", _time(seconds)]
+        rows.append(row)
+    print_table(header, rows)
+    if any(one.outcome.hyperparameters for one in best):
+        for one in best:
+            chosen = ", ".join(f"{k}={_number(v)}" for k, v in one.outcome.hyperparameters.items())
+            print(f"{one.outcome.label}: {chosen or 'as given'}")
+
+
+def _share(value: Any) -> str:
+    mean, half = value
+    return f"{mean:.1%}" if np.isnan(half) else f"{mean:.1%} ± {100 * half:.1f}"
+
+
+def _score(experiment: Experiment, value: float) -> str:
+    return f"{value:.4g}" if experiment.criterion == "rounds_to_target" else f"{value:.4f}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _time(seconds: float) -> str:
+    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds / 86_400:.1f} d"

@@ -1,0 +1,81 @@
+"""`fedjax-opt list`: what can be named in a command or a file, and what each takes.
+
+fedjax-opt list
+    the kinds of things, and their names
+fedjax-opt list algorithms
+    one line each
+fedjax-opt list ghbm
+    what it takes, with its defaults, and the paper that it is from
+"""
+
+import argparse
+import textwrap
+from typing import Any
+
+from fedjax_opt.experiments.derived import NUMBER, Recipe
+from fedjax_opt.experiments.experiment import CRITERIA
+from fedjax_opt.experiments.recipes import RECIPES
+from fedjax_opt.experiments.specs import unknown
+
+_KINDS = {f"{kind}s": recipes for kind, recipes in RECIPES.items()}
+_WIDTH = 96
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "list",
+        help="tasks, algorithms, wrappers, controllers and their parts, by name",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "what", nargs="?", metavar="KIND|NAME", help=f"{', '.join(_KINDS)}, or a name"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints names, or what one of them takes."""
+    if options.what is None:
+        for kind, recipes in _KINDS.items():
+            _paragraph(f"{kind}: {', '.join(recipes)}")
+        _paragraph(f"criteria: {', '.join(CRITERIA)}")
+    elif options.what in _KINDS:
+        recipes = _KINDS[options.what]
+        _definitions({name: recipe.help for name, recipe in recipes.items()})
+    else:
+        found = {
+            kind: known[options.what] for kind, known in RECIPES.items() if options.what in known
+        }
+        if not found:
+            names = [*_KINDS, *(name for recipes in RECIPES.values() for name in recipes)]
+            raise unknown("name", options.what, names, "`fedjax-opt list` shows all.")
+        for kind, recipe in found.items():
+            _print_recipe(kind, recipe)
+    return 0
+
+
+def _print_recipe(kind: str, recipe: Recipe) -> None:
+    _paragraph(f"{recipe.name} ({kind}): {recipe.help}")
+    _definitions(
+        {
+            name + ("" if parameter.required else f"={parameter.default}"): parameter.help
+            + (" Can be swept in one program." if parameter.kind == NUMBER else "")
+            for name, parameter in recipe.parameters.items()
+        }
+    )
+    if recipe.paper:
+        _paragraph(recipe.paper)
+
+
+def _definitions(entries: dict[str, str]) -> None:
+    """Names to the left, what they mean to the right."""
+    left = max(map(len, entries), default=0) + 4
+    for name, meaning in entries.items():
+        first = f"  {name}".ljust(left)
+        print(textwrap.fill(f"{first}{meaning}", _WIDTH, subsequent_indent=" " * left))
+
+
+def _paragraph(text: str) -> None:
+    print(textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False))

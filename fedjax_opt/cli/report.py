@@ -1,0 +1,126 @@
+"""`fedjax-opt report`: one page, in one file, about one or several runs.
+
+fedjax-opt report runs/compare-digits
+    writes runs/compare-digits/report.html
+fedjax-opt report runs/a runs/b --output both.html --plots plots
+    two runs on one page, and the plots as PNG and PDF files
+"""
+
+import argparse
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from fedjax_opt.cli.experiment_options import command_line
+from fedjax_opt.experiments import summary
+from fedjax_opt.experiments.config import Experiment, from_toml
+from fedjax_opt.experiments.report import About, Curves, save_plots, write_report
+from fedjax_opt.experiments.rundir import Results, read
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "report",
+        help="one self-contained page about one or several runs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", nargs="+", type=pathlib.Path, metavar="DIR", help="run directories")
+    parser.add_argument(
+        "--output", type=pathlib.Path, metavar="FILE",
+        help="the page (default: report.html in the first directory)",
+    )  # fmt: skip
+    parser.add_argument("--plots", type=pathlib.Path, metavar="DIR", help="PNG and PDF files, too")
+    parser.add_argument("--title", help="of the page")
+    parser.add_argument(
+        "--baseline", metavar="LABEL", help="what the others are compared with (default: fedavg)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the page."""
+    page = options.output or options.runs[0] / "report.html"
+    print(f"Report: {write(options.runs, page, options.title, options.baseline, options.plots)}")
+    return 0
+
+
+def write(
+    runs: Sequence[pathlib.Path],
+    page: pathlib.Path,
+    title: str | None = None,
+    baseline: str | None = None,
+    plots: pathlib.Path | None = None,
+) -> pathlib.Path:
+    """Writes a page about the runs, and returns where it is."""
+    found = [(path, read(path)) for path in runs]
+    experiments = [from_toml(results.config, str(path / "config.toml")) for path, results in found]
+    tasks = {str(experiment.task) for experiment in experiments}
+    if len(tasks) > 1:
+        raise ValueError(
+            f"The runs of a report must be of one task, got {', '.join(sorted(tasks))}."
+        )
+    curves: list[Curves] = []
+    for experiment, (path, results) in zip(experiments, found, strict=True):
+        for judged in summary.best_of_each(
+            experiment, summary.judge(experiment, summary.outcomes(results.records))
+        ):
+            one = summary.to_curves(experiment, judged.outcome)
+            if one.label in {other.label for other in curves}:
+                one = one._replace(label=f"{one.label} ({path.name})")
+            curves.append(one)
+    if not curves:
+        raise ValueError(f"{runs[0]} holds no evaluation yet: there is nothing to report on.")
+    about = _about(experiments, found, title, baseline or _baseline(curves))
+    if plots is not None:
+        save_plots(plots, about, curves)
+    return write_report(page, about, curves)
+
+
+def _baseline(curves: Sequence[Curves]) -> str:
+    labels = [one.label for one in curves]
+    return next((label for label in labels if label.lower() == "fedavg"), labels[0])
+
+
+def _about(
+    experiments: Sequence[Experiment],
+    found: Sequence[tuple[pathlib.Path, Results]],
+    title: str | None,
+    baseline: str,
+) -> About:
+    first, about = experiments[0], found[0][1].about
+    notes = [
+        f"{path.name} is {results.about['status']}: what it has done so far is shown."
+        for path, results in found
+        if results.about["status"] != "finished"
+    ]
+    notes.append(
+        "Bytes, operations and the simulated time are derived from the algorithms: see"
+        " fedjax_opt.experiments.pricing."
+    )
+    given = {"task": str(first.task), "seeds": len(first.seeds), "rounds": first.rounds,
+             "cohort": first.cohort_size, "local steps": first.local_steps,
+             "local epochs": first.local_epochs, "batch size": first.batch_size,
+             "controller": first.controller}  # fmt: skip
+    commands = [
+        command_line(_command(experiment), experiment, path.name)
+        for experiment, (path, _) in zip(experiments, found, strict=True)
+    ]
+    machine = about["machine"]
+    return About(
+        title or f"{first.task.name}: {len(first.algorithms)} algorithms",
+        facts={name: str(value) for name, value in given.items() if value is not None},
+        commands=commands,
+        versions={**about["versions"], "device": f"{machine['devices']} x {machine['device']}"},
+        notes=notes,
+        baseline=baseline,
+        target=first.target,
+        smoothing=first.smoothing,
+    )
+
+
+def _command(experiment: Experiment) -> str:
+    if len(experiment.algorithms) > 1:
+        return "compare"
+    return "sweep" if experiment.grid else "run"

@@ -1,0 +1,265 @@
+"""`fedjax-opt run`, `sweep`, `compare`, `report` and `list` as a person uses them, in this process."""
+
+import json
+import shlex
+import tomllib
+
+import numpy as np
+import pytest
+
+import fedjax_opt as fo
+from fedjax_opt.cli import main
+from fedjax_opt.experiments import from_toml, outcomes, read
+
+SMALL = "--rounds 4 --cohort-size 2 --local-steps 2 --batch-size 4 --evaluate-every 2"
+TASK = "'digits(num_clients=6)'"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, folder):
+    """Runs the command in the folder; returns its status, standard output and standard error."""
+    monkeypatch.setattr(fo, "use_cpu_devices", lambda: None)  # JAX has started already
+    monkeypatch.chdir(folder)
+
+    def run(text):
+        try:
+            status = main(shlex.split(text))
+        except SystemExit as ending:
+            status = ending.code
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def compared(command, folder):
+    """A comparison that the tests of this module share: three algorithms, two rates, two seeds."""
+    output = folder / "compared"
+    if not output.exists():
+        status, printed, _ = command(
+            f"compare {TASK} fedavg 'far: scaffold + proximal(mu=0.01)' 'ghbm(tau=2)' {SMALL}"
+            " --grid learning_rate=0.1,0.3 --seeds 0,1 --target 0.01 --diagnostics client_distance"
+            " --output compared"
+        )
+        assert status == 0, printed
+        (folder / "printed.txt").write_text(printed)
+    return output, (folder / "printed.txt").read_text()
+
+
+@pytest.mark.slow
+def test_compare_runs_every_point_and_seed_and_writes_a_page(command, folder):
+    output, printed = compared(command, folder)
+    found = outcomes(read(output).records)
+    labels = ["fedavg", "far", "ghbm"]
+    assert [(one.label, one.hyperparameters["learning_rate"]) for one in found] == [
+        (label, rate) for label in labels for rate in (0.1, 0.3)
+    ]
+    for one in found:
+        assert one.seeds == (0, 1) and one.rounds.tolist() == [2, 4]
+        assert np.isfinite(one.columns["client_distance"]).all()
+    table = printed.split("rounds to 1%")[1].splitlines()
+    assert [line.split()[0] for line in table[2:5]] == labels
+    for line in (output / "history.jsonl").read_text().splitlines():
+        assert {"label", "seed", "round", "hyperparameters"} <= json.loads(line).keys()
+    assert read(output).about["status"] == "finished"
+    page = (output / "report.html").read_text()
+    assert all(label in page for label in labels) and "client" in page
+
+
+@pytest.mark.slow
+def test_costs_in_the_records_are_those_of_the_algorithm(command, folder):
+    """SCAFFOLD's two models up and two down, for two clients in each of four rounds."""
+    output, _ = compared(command, folder)
+    by_label = {one.label: one.columns for one in outcomes(read(output).records)}
+    size = 4 * 4810  # bytes of the digits' model
+    assert by_label["fedavg"]["bytes_up"][0].tolist() == [size * 2 * 2, size * 2 * 4]
+    assert by_label["far"]["bytes_up"][0, -1] == 2 * size * 2 * 4
+    task = fo.tasks.digits(num_clients=6)
+    batch = {name: array[:4] for name, array in task.test.items()}
+    flops = fo.costs.client_flops(fo.fedavg(fo.optimizers.sgd(0.1)), task.model, batch)
+    assert by_label["fedavg"]["flops"][0, -1] == 2 * 4 * flops.client(2.0)
+    # Link and device of the paper: 20 and 5 Mbit/s, 2.4 GFLOP/s.
+    link = 8e-6 * size * (1 / 20 + 1 / 5)
+    seconds = 4 * (link + flops.client(2.0) / 2.4e9)
+    np.testing.assert_allclose(by_label["fedavg"]["simulated_seconds"][0, -1], seconds)
+
+
+@pytest.mark.slow
+def test_a_run_equals_simulate_and_its_model_can_be_read(command, folder):
+    status, printed, _ = command(
+        f"run {TASK} 'fedavg(learning_rate=0.1)' {SMALL} --seeds 0 --output alone"
+    )
+    assert status == 0, printed
+    task = fo.tasks.digits(num_clients=6)
+    expected = task.simulate(
+        fo.fedavg(fo.optimizers.sgd(0.1)), rounds=4, cohort_size=2, local_steps=2, batch_size=4,
+        evaluate_every=2, seed=0, progress=False,
+    )  # fmt: skip
+    (found,) = outcomes(read(folder / "alone").records)
+    np.testing.assert_allclose(found.accuracy[0], expected.evaluations["accuracy"], rtol=1e-6)
+    model = fo.experiments.read_model(folder / "alone", "fedavg", like=expected.variables)
+    for ours, theirs in zip(model.params.values(), expected.variables.params.values(), strict=True):
+        for name in ours:
+            np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5, atol=1e-7)
+    # The same command once more has nothing to do, and says the same.
+    again = command(f"run {TASK} 'fedavg(learning_rate=0.1)' {SMALL} --seeds 0 --output alone")
+    assert again[1].splitlines()[-3:] == printed.splitlines()[-3:]
+
+
+@pytest.mark.slow
+def test_a_sweep_prints_its_points_from_the_best_on(command):
+    status, printed, _ = command(
+        f"sweep {TASK} fedavg {SMALL} --samples 3 --grid 'learning_rate=loguniform(0.01,0.5)'"
+        " --output swept"
+    )
+    assert status == 0
+    lines = printed.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("learning_rate")) + 2
+    rows = [line.split() for line in lines[first : first + 3]]
+    scores = [float(row[1]) for row in rows]
+    assert scores == sorted(scores, reverse=True)
+    assert [row[-1] == "*" for row in rows] == [True, False, False]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("controller", "name"), [("'K-rounds'", "num_steps"), ("'eta-rounds'", "learning_rate")]
+)
+def test_controllers_change_steps_and_rates(command, folder, controller, name):
+    output = f"controlled-{name}"
+    status, printed, _ = command(
+        f"run {TASK} 'fedavg(learning_rate=0.1)' {SMALL} --controller {controller} --output {output}"
+    )
+    assert status == 0, printed
+    (found,) = outcomes(read(folder / output).records)
+    if name == "learning_rate":
+        np.testing.assert_allclose(
+            found.columns["learning_rate"][0], 0.1 / np.sqrt([2.0, 4.0]), rtol=1e-6
+        )
+    else:  # ceil(2 r^(-1/3)) = 2, 2, 2, 2 for r = 1 .. 4; 2 clients in each round
+        assert found.columns["client_steps"][0].tolist() == [8, 16]
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_is_kept_and_continued(command, folder, monkeypatch):
+    """Ctrl-C after the first program; the same command plays only what is missing."""
+    from fedjax_opt.experiments import playing
+
+    text = f"compare {TASK} fedavg 'far: fedavg(learning_rate=0.05)' {SMALL} --output broken"
+    original, played = playing.run_trials, []
+
+    def interrupted(model, data, trials, **rest):
+        played.append([trial.label for trial in trials])
+        if len(played) == 2:
+            raise KeyboardInterrupt
+        return original(model, data, trials, **rest)
+
+    monkeypatch.setattr(playing, "run_trials", interrupted)
+    with pytest.raises(SystemExit) as ending, monkeypatch.context() as patch:
+        patch.setattr("os._exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
+        main(shlex.split(text))
+    assert ending.value.code == 130
+    assert read(folder / "broken").about["status"] == "interrupted"
+    status, _, errors = command(text)
+    assert status == 0, errors
+    assert played == [["fedavg"], ["far"], ["far"]]
+    assert read(folder / "broken").about["status"] == "finished"
+
+
+def test_flags_and_file_say_the_same(command, folder):
+    text = (
+        f"compare {TASK} fedavg 'slow: fedprox(mu=0.1) + clipped(max_norm=10)' {SMALL} --seeds 0,1,2"
+        " --grid learning_rate=0.1,0.3 --criterion final_accuracy --print-config"
+    )
+    status, printed, _ = command(text)
+    assert status == 0
+    assert tomllib.loads(printed)["grid"] == {"learning_rate": [0.1, 0.3]}
+    (folder / "same.toml").write_text(printed)
+    assert command("compare --config same.toml --print-config")[1] == printed
+    changed = from_toml(command("compare --config same.toml --seeds 7 --print-config")[1])
+    assert changed == from_toml(printed)._replace(seeds=(7,))
+
+
+def test_a_dry_run_computes_nothing(command, folder):
+    status, printed, _ = command(
+        f"sweep {TASK} scaffold {SMALL} --grid learning_rate=0.1,0.3 --seeds 0,1 --dry-run"
+    )
+    assert status == 0
+    row = next(line.split() for line in printed.splitlines() if line.startswith("scaffold"))
+    assert row[1] == "4"  # runs
+    assert float(row[4]) == pytest.approx(4 * 4 * 2 * 2 * 4 * 4810 / 1e6, abs=0.05)  # MB up
+    assert "4 runs of 4 rounds as 1 program" in printed
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("run digits fedavgg", "algorithm 'fedavgg' is not known. Did you mean 'fedavg'?"),
+        ("run digit fedavg", "task 'digit' is not known. Did you mean 'digits'?"),
+        ("run digits", "algorithms is missing"),
+        ("run digits 'fedavg(lerning_rate=1)'", "Did you mean 'learning_rate'?"),
+        ("run digits fedavg --rounds 0", "rounds must be a whole number of at least 1, got 0"),
+        ("run digits fedavg --rounds many", "rounds must be a whole number, got 'many'"),
+        ("run digits fedavg --seeds 1,1", "seeds"),
+        ("run digits fedavg --grid learning_rate=1", "run has no grid"),
+        ("run digits fedavg --download 20", "--download needs a unit"),
+        ("run digits fedavg --device-gflops 0", "--device-gflops must be above 0, got 0"),
+        (
+            "run digits fedavg --config nowhere.toml",
+            "--config must be a TOML file that can be read",
+        ),
+        ("run digits fedavg --controller K-eror", "Did you mean 'K-error'?"),
+        ("sweep digits fedavg", "sweep needs a grid"),
+        ("sweep digits fedavg --grid learning_rate=", "learning_rate has no values"),
+        ("sweep digits fedavg --grid beta=0.1", "hyperparameter 'beta' is not known"),
+        ("compare digits fedavg fedavg", "Give each its own"),
+        ("report nowhere", "nowhere holds no run"),
+        ("list ghmb", "Did you mean 'ghbm'?"),
+    ],
+)
+def test_wrong_input_is_refused_with_what_to_do(command, text, message):
+    status, _, errors = command(text)
+    assert status == 2
+    assert errors.startswith("fedjax-opt: ") and message in errors and errors.count("\n") == 1
+
+
+def test_an_unknown_key_of_a_file_is_refused(command, folder):
+    (folder / "wrong.toml").write_text('task = "digits"\nalgorithms = ["fedavg"]\nround = 3\n')
+    status, _, errors = command("run --config wrong.toml")
+    assert status == 2 and "wrong.toml: key 'round' is not known. Did you mean 'rounds'?" in errors
+
+
+@pytest.mark.slow
+def test_a_directory_with_another_run_is_refused(command, folder):
+    compared(command, folder)
+    status, _, errors = command(f"run {TASK} fedavg {SMALL} --output compared")
+    assert status == 2 and "compared holds another run" in errors
+    assert "Choose another directory" in errors
+
+
+@pytest.mark.slow
+def test_a_report_of_several_runs_and_of_a_damaged_one(command, folder):
+    output, _ = compared(command, folder)
+    status, printed, _ = command("report compared --output page.html --title 'A <title>'")
+    assert (status, printed) == (0, "Report: page.html\n")
+    assert "A &lt;title&gt;" in (folder / "page.html").read_text()
+    lines = (output / "history.jsonl").read_bytes()
+    damaged = folder / "damaged"
+    damaged.mkdir()
+    for name in ("config.toml", "about.json"):
+        (damaged / name).write_bytes((output / name).read_bytes())
+    (damaged / "history.jsonl").write_bytes(lines[: len(lines) // 2])
+    status, _, errors = command("report damaged")
+    assert status == 2 and "history.jsonl is damaged" in errors
+
+
+@pytest.mark.parametrize("what", ["", "algorithms", "ghbm", "compressed", "K-error", "digits"])
+def test_list(command, what):
+    status, printed, errors = command(f"list {what}")
+    assert (status, errors) == (0, "") and max(map(len, printed.splitlines())) <= 96
+    assert {"": "fedavg", "ghbm": "tau", "K-error": "window"}.get(what, what[:4]) in printed
