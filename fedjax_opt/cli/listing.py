@@ -12,8 +12,8 @@ import argparse
 import textwrap
 from typing import Any
 
+from fedjax_opt.experiments.criteria import CRITERIA
 from fedjax_opt.experiments.derived import NUMBER, Recipe
-from fedjax_opt.experiments.experiment import CRITERIA
 from fedjax_opt.experiments.recipes import RECIPES
 from fedjax_opt.experiments.specs import unknown
 

@@ -15,6 +15,7 @@ from fedjax_opt.core import checks
 from fedjax_opt.core.targets import first_reached
 from fedjax_opt.metrics import smooth
 
+#: By what the best of several hyperparameters may be chosen.
 CRITERIA = ("best_accuracy", "final_accuracy", "rounds_to_target", "area_under_curve")
 
 

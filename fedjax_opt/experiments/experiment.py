@@ -7,12 +7,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fedjax_opt.core import simulate
+from fedjax_opt.experiments.criteria import CRITERIA
 from fedjax_opt.experiments.hyperparameters import hyperparameters
 from fedjax_opt.experiments.search import Range
 from fedjax_opt.experiments.specs import Spec, parse_sum
 
-#: By what the best of several hyperparameters may be chosen.
-CRITERIA = ("best_accuracy", "final_accuracy", "rounds_to_target", "area_under_curve")
 #: What a grid may vary beside the hyperparameters of algorithms.
 SETTINGS = ("local_steps", "local_epochs")
 LABEL = re.compile(r"\w(?:[\w .+-]*[\w.+-])?")

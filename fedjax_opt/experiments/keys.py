@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from fedjax_opt.core.batching import BATCHINGS
 from fedjax_opt.core.diagnostics import NAMES
 from fedjax_opt.core.preparation import WEIGHTINGS
+from fedjax_opt.experiments.criteria import CRITERIA
 from fedjax_opt.experiments.experiment import (
-    CRITERIA,
     RANGE,
     format_range,
     parse_member,

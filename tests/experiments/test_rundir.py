@@ -228,7 +228,7 @@ def test_a_full_disk_at_the_beginning_is_no_obstacle_later(tmp_path, monkeypatch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", no_room)
-    with pytest.raises(OSError, match="config.toml cannot be written: the disk is full"):
+    with pytest.raises(OSError, match=r"config.toml cannot be written: the disk is full"):
         RunDirectory(tmp_path, CONFIG)
     monkeypatch.undo()
     RunDirectory(tmp_path, CONFIG).close()
