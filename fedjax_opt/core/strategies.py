@@ -26,7 +26,7 @@ _USABLE_MEMORY = 0.8
 
 # How much the devices exchange at once: on CPUs what stays in their caches, on others what is worth
 # the start of a transfer.
-_EXCHANGED_BYTES = {"cpu": 2**24, "gpu": 2**26}
+_EXCHANGED_BYTES = {"cpu": 2**23, "gpu": 2**26}
 
 
 class Strategy(NamedTuple):
