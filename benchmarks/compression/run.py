@@ -7,12 +7,14 @@ learning rate of FedAvg is searched for each entry with a seed of its own, Adam'
 seeds that count: the split, the first weights and the cohorts follow from them. Every finished run is
 saved at once, and a second start goes on where the first one ended.
 
-Run:  python benchmarks/compression/run.py                  (two hours on two cores)
+Run:  python benchmarks/compression/run.py                  (several hours on two cores)
+      python benchmarks/compression/run.py --hour           (s = 0.9, two classes per client)
       python benchmarks/compression/run.py --parts main
       python benchmarks/compression/run.py --quick          (30 rounds at s = 0.9, a minute, not saved)
 """
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -36,9 +38,10 @@ RESULTS = ROOT / "benchmarks" / "results" / "compression.json"
 SEARCH_SEED = 100
 CHUNK = 10  # rounds in one program
 BOTH = ("CE-FedAvg", "FedAvg")
+HOUR = [Setting(name, 0.9, 2) for name in BOTH]
 # What is shown first comes first.
 SETTINGS = {
-    "main": [Setting(name, s, 2) for s in (0.9, 0.6) for name in BOTH],
+    "main": [*HOUR, *(Setting(name, 0.6, 2) for name in BOTH)],
     "more": [
         *(Setting(name, 0.95, 2) for name in BOTH),
         *(Setting(name, 0.9, 10) for name in BOTH),
@@ -137,6 +140,27 @@ def measure(settings, saved, arrays, options, save):
             )
 
 
+def load(path):
+    """What was saved before, or the places for it."""
+    if not path.exists():
+        return {"task": TASK, "search_seed": SEARCH_SEED, "search": {}, "runs": {}}
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    if saved["task"] != TASK:
+        raise SystemExit(f"{path} holds another task: {saved['task']}. Move it away.")
+    return saved
+
+
+def save(saved, path):
+    """Adds to what is in the file, which another part may have written to since."""
+    found = load(path)
+    for name in ("search", "runs"):
+        found[name] |= saved[name]
+    text = re.sub(r"\[[^][{]*\]", lambda m: " ".join(m[0].split()), json.dumps(found, indent=1))
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text(text + "\n", encoding="utf-8")  # every list of numbers on one line
+    os.replace(fresh, path)
+
+
 def main():
     """Measures what is missing, and saves it as it comes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -144,32 +168,20 @@ def main():
     parser.add_argument("--parts", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--rounds", type=int, default=400, help="at most")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--hour", action="store_true", help="s = 0.9: under an hour on two cores")
     parser.add_argument("--quick", action="store_true", help="30 rounds; nothing is saved")
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
     options = parser.parse_args()
     arrays = mnist.load(options.data)
-    saved = {"task": TASK, "search_seed": SEARCH_SEED, "search": {}, "runs": {}}
     if options.quick:
         options.rounds, options.seeds = 30, 1
-        settings = SETTINGS["main"][:2]
-        saved["search"] = {setting.name: [{"rate": FEDAVG_RATES[0]}] for setting in settings}
-        measure(settings, saved, arrays, options, lambda: None)
+        known = {setting.name: [{"rate": FEDAVG_RATES[0]}] for setting in HOUR}
+        measure(HOUR, {"search": known, "runs": {}}, arrays, options, lambda: None)
         return
-    if options.results.exists():
-        saved = json.loads(options.results.read_text(encoding="utf-8"))
-        if saved["task"] != TASK:
-            raise SystemExit(
-                f"{options.results} holds another task: {saved['task']}. Move it away."
-            )
-
-    def save():
-        text = re.sub(r"\[[^][{]*\]", lambda m: " ".join(m[0].split()), json.dumps(saved, indent=1))
-        fresh = options.results.with_suffix(".tmp")
-        fresh.write_text(text + "\n", encoding="utf-8")  # every list of numbers on one line
-        os.replace(fresh, options.results)
-
-    for part in options.parts:
-        measure(SETTINGS[part], saved, arrays, options, save)
+    saved = load(options.results)
+    keep = functools.partial(save, saved, options.results)
+    for settings in [HOUR] if options.hour else [SETTINGS[part] for part in options.parts]:
+        measure(settings, saved, arrays, options, keep)
 
 
 if __name__ == "__main__":

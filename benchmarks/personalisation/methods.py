@@ -13,7 +13,7 @@ import fedjax_opt as fo
 
 SCALE_AND_BIAS, STATISTICS = "params/BatchNorm_0/{scale,bias}", "state/**"
 PRIVATE = {
-    "none": None,
+    "none": (),
     "gamma, beta": SCALE_AND_BIAS,
     "all": [SCALE_AND_BIAS, STATISTICS],
     "mu, sigma": STATISTICS,
@@ -46,7 +46,7 @@ STEPS = 15  # of one epoch: 300 examples in minibatches of 20
 
 
 def _fedavg(rates, where):
-    return _private(fo.fedavg(fo.optimizers.sgd(rates["client"])), where)
+    return fo.private(fo.fedavg(fo.optimizers.sgd(rates["client"])), where)
 
 
 def _fedadam(rates, where):
@@ -57,11 +57,7 @@ def _fedadam(rates, where):
 
 def _fedavg_adam(rates, where):
     # The moments travel and are averaged; those of private leaves stay.
-    return _private(fo.mfl(optax.adam(rates["client"], eps=1e-7)), where)
-
-
-def _private(algorithm, where):
-    return algorithm if where is None else fo.private(algorithm, where)
+    return fo.private(fo.mfl(optax.adam(rates["client"], eps=1e-7)), where)
 
 
 def _fine_tuned(rates):

@@ -5,6 +5,7 @@ from fedjax_opt.compression.accounting import formula_bits as formula_bits
 from fedjax_opt.compression.accounting import formula_ratio as formula_ratio
 from fedjax_opt.compression.codec import Codec as Codec
 from fedjax_opt.compression.codec import lossy as lossy
+from fedjax_opt.compression.codec import size as size
 from fedjax_opt.compression.codecs import ce_fedavg as ce_fedavg
 from fedjax_opt.compression.codecs import chain as chain
 from fedjax_opt.compression.codecs import excluding as excluding

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_opt.compression import golomb
+from fedjax_opt.compression import bits, golomb
 from fedjax_opt.compression.codec import ENVELOPE_BYTES, SEED_BYTES, Codec, quantiser_of
 from fedjax_opt.compression.layout import layout
 from fedjax_opt.core import Variables, checks, trees
@@ -73,7 +73,8 @@ def formula_ratio(sparsity: float, moments: bool = False) -> float:
 def expected_bytes(codec: Codec, like: Any) -> float | None:
     """What `encode` makes of a message on average, from its shapes alone.
 
-    Positions are taken to be anywhere with the same probability; everything else is exact.
+    Positions are taken to be anywhere with the same probability; everything else is exact. With
+    `top_k(scope="global")` each tensor is taken to keep the same share, which values would decide.
 
     Args:
       codec: a `Codec`.
@@ -107,11 +108,11 @@ def _expected_leaf(codec, index, slot, size):
         count = max(math.ceil(exact - 1e-6), 1)
     positions, head = 0.0, 0
     if codec.sparsifiers and slot.leader == index:
-        head += _varint(count)
+        head += _varint_bytes(count)
         if not codec.by_seed:
             # The last gap has no code, but a sample without replacement has shorter ones: both vanish.
             positions = count * golomb.expected_bits(1 - count / size) if count < size else count
-            head += _varint(positions) + 1
+            head += _varint_bytes(positions) + 1
     quantiser = quantiser_of(codec, index, slot)
     if quantiser is None:
         return head + (positions + count * slot.dtype.itemsize * 8) / 8
@@ -130,8 +131,8 @@ def _expected_leaf(codec, index, slot, size):
     return head + (positions + count * width + (3.5 if positions else 0)) / 8
 
 
-def _varint(number):
-    return max(1, -(-max(int(number), 1).bit_length() // 7))
+def _varint_bytes(number):
+    return len(bits.varint(int(number)))
 
 
 def _any_key():

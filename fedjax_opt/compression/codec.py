@@ -8,8 +8,9 @@ Everything else, and what is excluded, travels as it is.
     compress(codec, tree, key)         -> Payload: codes, and what the server needs to read them
     decompress(codec, payload, like)   -> the tree that the server sees; 0 where nothing was sent
     size_in_bytes(codec, payload, like) -> exactly what `encode` of the same would make, as int32
+    lossy, size                        -> both from the message itself
 
-All three are pure and can be jitted; sparsities are leaves, so that a sweep over them is one `vmap`.
+All are pure and can be jitted; sparsities are leaves, so that a sweep over them is one `vmap`.
 """
 
 import math
@@ -38,20 +39,25 @@ class Codec(NamedTuple):
       sparsifiers: what is kept; none for everything.
       quantiser: the codes of the model's change; None for the numbers themselves.
       companion: the codes of what travels beside it; None for the same `quantiser`.
-      excluded: (path, leaf) -> whether a leaf travels as it is; None for no leaf.
+      excluded: functions (path, leaf) -> whether a leaf travels as it is; one is enough.
       min_size: leaves with fewer entries travel as they are.
     """
 
     sparsifiers: tuple[Sparsifier, ...] = ()
     quantiser: Quantiser | None = None
     companion: Quantiser | None = None
-    excluded: Any = None
+    excluded: tuple[Any, ...] = ()
     min_size: StaticInt = StaticInt(0)
 
     @property
     def by_seed(self) -> bool:
         """Whether a seed is sent in place of positions."""
         return bool(self.sparsifiers) and all(s.by_seed for s in self.sparsifiers)
+
+    @property
+    def rescales(self) -> bool:
+        """Whether what is kept is multiplied by more than 1."""
+        return any(s.rescales for s in self.sparsifiers)
 
     @property
     def random(self) -> bool:
@@ -179,6 +185,27 @@ def lossy(codec: Codec, tree: Any, key: jax.Array | None = None) -> Any:
       [0.0, -3.0, 2.0, 0.0]
     """
     return decompress(codec, compress(codec, tree, key, integers=False), tree)
+
+
+def size(codec: Codec, tree: Any, key: jax.Array | None = None) -> jax.Array:
+    """The bytes that `encode` makes of a message, exactly, inside a program and without making them.
+
+    Args:
+      codec: a `Codec`.
+      tree: the message.
+      key: for codecs that draw random numbers.
+
+    Returns:
+      A scalar, int32.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from fedjax_opt import compression
+      >>> codec, tree = compression.ce_fedavg(0.9), {"w": jnp.sin(jnp.arange(1000.0))}
+      >>> int(jax.jit(compression.size)(codec, tree)), len(compression.encode(codec, tree))
+      (188, 188)
+    """
+    return size_in_bytes(codec, compress(codec, tree, key, integers=False), tree)
 
 
 def size_in_bytes(codec: Codec, payload: Payload, like: Any) -> jax.Array:

@@ -43,7 +43,8 @@ def top_k(sparsity: Any, scope: str = "tensor") -> Codec:
       scope: 'tensor', each tensor on its own; or 'global', all tensors of the model together.
 
     Returns:
-      A `Codec`. Of entries that are equal the first are kept; at least one entry is.
+      A `Codec`. Of entries that are equal the first are kept; at least one entry is. s is taken to be
+      right to twice its eps: in float32 a tensor may keep n / 2^21 entries fewer, one of a million.
 
     Example:
       >>> import jax.numpy as jnp
@@ -86,7 +87,7 @@ def uniform(bits: int = 8, stochastic: bool = False) -> Codec:
 
     Returns:
       A `Codec`. Rounded to the nearest, an entry is off by at most `r / (2^bits - 2)` with r the range
-      of its sign's entries. 0 stays 0.
+      of its sign's entries, and by rounding in its own type. 0 stays 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -108,7 +109,7 @@ def exponential(bits: int = 8, stochastic: bool = False) -> Codec:
 
     Returns:
       A `Codec`. With M and m the largest and the smallest magnitude but 0, an entry is off by a factor
-      of at most `(M / m)^(1 / (2^bits - 4))`. 0 stays 0, signs stay.
+      of at most `(M / m)^(1 / (2^bits - 4))`, and by rounding in its own type. 0 stays 0, signs stay.
 
     Example:
       >>> import jax.numpy as jnp
@@ -160,11 +161,11 @@ def chain(*codecs: Codec, companions: Codec | None = None) -> Codec:
     """Sparsifiers one after the other, then a quantiser for what they keep.
 
     Args:
-      *codecs: sparsifiers first, at most one quantiser, last.
+      *codecs: sparsifiers first, at most one quantiser, last. One of them may be a chain itself.
       companions: another quantiser for what travels beside the model's change (Adam's moments).
 
     Returns:
-      A `Codec`.
+      A `Codec`. `excluding` goes around a chain, not into it: what it names travels as it is.
 
     Example:
       >>> from fedjax_opt import compression
@@ -178,22 +179,32 @@ def chain(*codecs: Codec, companions: Codec | None = None) -> Codec:
     ]:
         if codec is not None and not isinstance(codec, Codec):
             raise ValueError(f"{name} must be a Codec, got {codec!r}.")
-    for i, codec in enumerate(codecs[:-1]):
+    *earlier, last = codecs
+    for i, codec in enumerate(earlier):
         if codec.quantiser is not None:
             raise ValueError(
                 f"codecs[{i}] is a quantiser, and codes cannot be put through another codec: a quantiser"
                 " must come last."
             )
-    if companions is not None and (companions.quantiser is None or companions.sparsifiers):
+    if earlier and any(codec.excluded or codec.min_size for codec in codecs):
+        raise ValueError(
+            "excluding goes around a chain, not into it: what it names travels as it is. Use"
+            " excluding(chain(...), where, min_size)."
+        )
+    alone = companions is not None and companions == Codec(quantiser=companions.quantiser)
+    if companions is not None and not (alone and companions.quantiser):
         raise ValueError(
             "companions must be a quantiser alone: what travels beside the model's change travels at the"
             f" same entries. Got {companions!r}."
         )
-    last = codecs[-1]
+    given = [codec.companion for codec in codecs if codec.companion is not None]
+    given += [] if companions is None else [companions.quantiser]
+    if len(given) > 1:
+        raise ValueError("companions must be given once, got it again in a chain within the chain.")
     return Codec(
         sparsifiers=sum((codec.sparsifiers for codec in codecs), ()),
         quantiser=last.quantiser,
-        companion=last.companion if companions is None else companions.quantiser,
+        companion=given[0] if given else None,
         excluded=last.excluded,
         min_size=last.min_size,
     )
@@ -211,7 +222,8 @@ def excluding(
       min_size: tensors with fewer entries are left, too: their headers would outweigh what is saved.
 
     Returns:
-      A `Codec`.
+      A `Codec`. What it left as it is before stays so. A `where` that names no tensor of a message is
+      refused when it meets that message.
 
     Example:
       >>> from fedjax_opt import compression
@@ -219,9 +231,11 @@ def excluding(
     """
     if not isinstance(codec, Codec):
         raise ValueError(f"codec must be a Codec, got {codec!r}.")
-    chosen = None if isinstance(where, Sequence) and not where else Partial(matcher(where))
+    nothing = isinstance(where, Sequence) and not isinstance(where, str) and not where
+    min_size = max(checks.integer("min_size", min_size, low=0), int(codec.min_size))
     return codec._replace(
-        excluded=chosen, min_size=StaticInt(checks.integer("min_size", min_size, low=0))
+        excluded=codec.excluded if nothing else (*codec.excluded, Partial(matcher(where))),
+        min_size=StaticInt(min_size),
     )
 
 

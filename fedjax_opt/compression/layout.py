@@ -28,21 +28,36 @@ class Slot(NamedTuple):
 
 def layout(codec: Any, tree: Any) -> tuple[Slot, ...]:
     """How each leaf of a message travels, in the order of its leaves; it depends on shapes alone."""
+    leaves = [(path, _text(path or ()), leaf) for path, leaf in _paths_in_the_model(tree)]
+    excluded = _excluded(codec, leaves)
     slots: list[Slot] = []
     leaders: dict[Any, int] = {}
-    for path, leaf in _paths_in_the_model(tree):
-        leader, text = None, _text(path or ())
-        if path is not None and _is_coded(codec, text, leaf):
-            leader = leaders.setdefault(path, len(slots))
+    for index, (path, text, leaf) in enumerate(leaves):
+        leader = None
+        if path is not None and index not in excluded and _is_coded(codec, leaf):
+            leader = leaders.setdefault(path, index)
         slots.append(Slot(text, tuple(leaf.shape), jnp.dtype(leaf.dtype), leader))
     return tuple(slots)
 
 
-def _is_coded(codec, path, leaf):
-    size = math.prod(leaf.shape)
-    if not jnp.issubdtype(leaf.dtype, jnp.floating) or size < max(int(codec.min_size), 1):
-        return False
-    return codec.excluded is None or not codec.excluded(path, leaf)
+def _is_coded(codec, leaf):
+    floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+    return floating and math.prod(leaf.shape) >= max(int(codec.min_size), 1)
+
+
+def _excluded(codec: Any, leaves: list[tuple[Any, str, Any]]) -> set[int]:
+    """The leaves that `excluding` names; a `where` that names none of them is refused."""
+    of_model = [(i, text, leaf) for i, (path, text, leaf) in enumerate(leaves) if path is not None]
+    excluded: set[int] = set()
+    for chosen in codec.excluded:
+        named = {i for i, text, leaf in of_model if chosen(text, leaf)}
+        if of_model and not named:
+            paths = ", ".join(dict.fromkeys(text for _, text, _ in of_model))
+            raise ValueError(
+                f"where of excluding matches no leaf of the message; its leaves are {paths}."
+            )
+        excluded |= named
+    return excluded
 
 
 def _paths_in_the_model(tree: Any) -> list[tuple[Any, Any]]:

@@ -10,7 +10,9 @@
 
 With `stochastic` rounding the expected value of an entry is the entry. Without it an entry goes to the
 nearest code: half a step off at most in uniform (a step is 1 / (h-1) of its sign's range), a factor of
-b^(1/2) at most in exponential.
+b^(1/2) at most in exponential. Arithmetic, which is in float32 or better, adds at most 2^(bits+2) eps of
+that (3% at 16 bits in float32, 0.01% at 8), and four eps of the entry's own type. Differences below the
+smallest normal number (1e-38 in float32) may be lost.
 
 References:
   Mills, Hu, Min. Communication-efficient federated learning for wireless edge intelligence in IoT. IEEE
@@ -27,6 +29,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
+from fedjax_opt.compression.agreement import Name
 from fedjax_opt.compression.folding import folded
 from fedjax_opt.core.algorithm import StaticInt
 
@@ -35,6 +38,7 @@ class Quantiser(NamedTuple):
     """How the kept entries of a tensor become codes.
 
     Attributes:
+      name: what both ends call it.
       quantise: (values `[n]`, count, zeros, key) -> (codes `[n]`, header `[h]`). Entries that do not
         travel are 0; `count` do travel; `zeros` says whether some of those may be 0, too. Codes are
         whole numbers in floating point. The header is NaN if an entry is not finite.
@@ -43,6 +47,7 @@ class Quantiser(NamedTuple):
       random: 1 where `quantise` needs a key.
     """
 
+    name: Name
     quantise: Any
     restore: Any
     radix: StaticInt
@@ -56,35 +61,32 @@ class Quantiser(NamedTuple):
 
 def uniform_quantiser(bits: int, stochastic: bool) -> Quantiser:
     """Evenly spaced codes between the extremes of each sign."""
-    return _in_two_halves(_uniform, _uniform_restored, bits, stochastic)
+    return _in_two_halves("uniform", _uniform, _uniform_restored, bits, stochastic)
 
 
 def exponential_quantiser(bits: int, stochastic: bool) -> Quantiser:
     """Evenly spaced logarithms of the magnitudes."""
-    return _in_two_halves(_exponential, _exponential_restored, bits, stochastic)
+    return _in_two_halves("exponential", _exponential, _exponential_restored, bits, stochastic)
 
 
-def _in_two_halves(quantise, restore, bits, stochastic) -> Quantiser:
+def _in_two_halves(name, quantise, restore, bits, stochastic) -> Quantiser:
     """A quantiser whose codes are parted in the middle, by sign."""
     half, random = StaticInt(2 ** (bits - 1)), StaticInt(stochastic)
-    return Quantiser(
-        Partial(quantise, half, random), Partial(restore, half), StaticInt(2 * half), random
-    )
+    quantise, restore = Partial(quantise, half, random), Partial(restore, half)
+    return Quantiser(Name(name), quantise, restore, StaticInt(2 * half), random)
 
 
 def sign_quantiser() -> Quantiser:
     """The sign, and the mean magnitude."""
-    return Quantiser(Partial(_sign), Partial(_sign_restored), StaticInt(2), StaticInt(0))
+    quantise, restore = Partial(_sign), Partial(_sign_restored)
+    return Quantiser(Name("sign"), quantise, restore, StaticInt(2), StaticInt(0))
 
 
 def ternary_quantiser(stochastic: bool) -> Quantiser:
     """-1, 0 or 1, and the largest magnitude."""
-    return Quantiser(
-        Partial(_ternary, StaticInt(stochastic)),
-        Partial(_ternary_restored),
-        StaticInt(3),
-        StaticInt(stochastic),
-    )
+    random = StaticInt(stochastic)
+    quantise, restore = Partial(_ternary, random), Partial(_ternary_restored)
+    return Quantiser(Name("ternary"), quantise, restore, StaticInt(3), random)
 
 
 def code_dtype(radix: int) -> Any:
@@ -120,23 +122,35 @@ def _exponential(half, stochastic, values, count, zeros, key):
     half, steps = int(half), int(half) - 2
     magnitudes = jnp.abs(values)
     smallest, largest = _extremes(magnitudes, magnitudes != 0)
+    scale, top, span = _logarithms(largest, smallest)
+    step = _or_one(span / steps)
     # Below the smallest normal number logarithms are not to be trusted.
-    tiny = jnp.finfo(values.dtype).tiny
-    floor, ceiling = jnp.maximum(smallest, tiny), jnp.maximum(largest, tiny)
-    step = _or_one((jnp.log(ceiling) - jnp.log(floor)) / steps)
-    place = (jnp.log(ceiling) - jnp.log(jnp.maximum(magnitudes, floor))) / step
-    place = jnp.clip(place, 0, steps)
+    normal = jnp.maximum(magnitudes, jnp.finfo(values.dtype).tiny)
+    place = jnp.clip((top - jnp.log(normal / scale)) / step, 0, steps)
     if stochastic:
-        place = _one_of_two_levels(magnitudes, ceiling, place, step, key)
+        place = _one_of_two_levels(magnitudes, scale, top, place, step, key)
     place = jnp.minimum(jnp.round(place), steps)
     codes = place + jnp.where(values < 0, 1, half).astype(place.dtype)
     return jnp.where(magnitudes == 0, 0, codes), _poisoned(jnp.stack([largest, smallest]))
 
 
-def _one_of_two_levels(magnitudes, largest, place, step, key):
+def _logarithms(largest, smallest):
+    """(scale, log(M / scale), log(M / m)), such that a level is scale exp(log(M / scale) - place step).
+
+    A scale near M keeps logarithms small, and thus right to the last digit where log(M) - log(a) would
+    not be. Only where a / M could underflow are magnitudes left as they are: steps are wide there.
+    """
+    tiny = float(jnp.finfo(largest.dtype).tiny)
+    floor, ceiling = jnp.maximum(smallest, tiny), jnp.maximum(largest, tiny)
+    scale = jnp.where(floor < ceiling * tiny**0.5, 1, _quarter(ceiling))
+    top = jnp.log(ceiling / scale)
+    return scale, top, top - jnp.log(floor / scale)
+
+
+def _one_of_two_levels(magnitudes, scale, top, place, step, key):
     """One of the two levels around each magnitude, such that the expected magnitude is right."""
     above = jnp.floor(place)
-    upper, lower = largest * jnp.exp(-above * step), largest * jnp.exp(-(above + 1) * step)
+    upper, lower = (scale * jnp.exp(top - level * step) for level in (above, above + 1))
     share = (upper - magnitudes) / _or_one(upper - lower)
     drawn = jax.random.uniform(key, magnitudes.shape, magnitudes.dtype)
     return jnp.where(drawn < share, above + 1, above)
@@ -147,10 +161,8 @@ def _exponential_restored(half, codes, header):
     largest, smallest = header
     negative = codes < half
     place = jnp.where(negative, codes - 1, codes - half)
-    tiny = jnp.finfo(header.dtype).tiny
-    logs = jnp.log(jnp.maximum(header, tiny))
-    share = place / steps
-    magnitude = jnp.exp(logs[0] * (1 - share) + logs[1] * share)
+    scale, top, span = _logarithms(largest, smallest)
+    magnitude = scale * jnp.exp(top - place / steps * span)
     # The ends are sent, so they need not pass through a logarithm.
     magnitude = jnp.where(place == 0, largest, jnp.where(place == steps, smallest, magnitude))
     signed = jnp.where(negative, -magnitude, magnitude)
@@ -159,8 +171,11 @@ def _exponential_restored(half, codes, header):
 
 def _sign(values, count, zeros, key):
     del zeros, key
-    mean = jnp.sum(jnp.abs(values)) / jnp.maximum(count, 1).astype(values.dtype)
-    return (values >= 0).astype(values.dtype), _poisoned(mean[None])
+    magnitudes = jnp.abs(values)
+    largest = jnp.max(folded(jnp.maximum, magnitudes), initial=0)
+    # Shares of the largest: the sum of the magnitudes themselves might overflow.
+    mean = jnp.sum(_shares(magnitudes, largest)) / jnp.maximum(count, 1).astype(values.dtype)
+    return (values >= 0).astype(values.dtype), _poisoned((largest * mean)[None])
 
 
 def _sign_restored(codes, header):
@@ -170,7 +185,7 @@ def _sign_restored(codes, header):
 def _ternary(stochastic, values, count, zeros, key):
     del count, zeros
     largest = jnp.max(jnp.abs(values), initial=0)
-    place = _rounded(values / _or_one(largest) + 1, stochastic, key)
+    place = _rounded(_shares(values, largest) + 1, stochastic, key)
     return jnp.clip(place, 0, 2), _poisoned(largest[None])
 
 
@@ -184,6 +199,17 @@ def _extremes(values, where):
     high = jnp.max(folded(jnp.maximum, jnp.where(where, values, -jnp.inf)), initial=-jnp.inf)
     nothing = (low == jnp.inf) & (high == -jnp.inf)
     return jnp.where(nothing, 0, low), jnp.where(nothing, 0, high)
+
+
+def _shares(values, largest):
+    """values / largest, 0 where that is 0."""
+    scale = _quarter(largest)
+    return values / scale / _or_one(largest / scale)
+
+
+def _quarter(number):
+    """What may be divided by: a compiler multiplies by 1 / number, which must be a normal number."""
+    return jnp.maximum(number / 4, jnp.finfo(number.dtype).tiny)
 
 
 def _or_one(number):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
+from fedjax_opt.compression.agreement import Name
 from fedjax_opt.compression.folding import count_true
 from fedjax_opt.compression.select import largest
 from fedjax_opt.core.algorithm import StaticInt
@@ -16,35 +17,43 @@ class Sparsifier(NamedTuple):
     """Which entries travel.
 
     Attributes:
+      name: what both ends call it.
       select: (values, a tuple of vectors; kept, marks of each or None for all; key) -> (kept, factors):
         new marks, and what the kept entries of each vector are multiplied by.
       sparsity: the share of the entries that do not travel.
       by_seed: 1 where the marks follow from a key alone, which is sent in place of positions.
+      rescales: 1 where factors may be other than 1.
     """
 
+    name: Name
     select: Any
     sparsity: Any
     by_seed: StaticInt
+    rescales: StaticInt
 
 
 def by_magnitude(sparsity: Any, of_all: bool) -> Sparsifier:
     """The largest entries of each vector, or of all vectors together."""
-    select = Partial(_largest_of_all if of_all else _largest_of_each, sparsity)
-    return Sparsifier(select, sparsity, StaticInt(0))
+    name, select = ("top_k global", _largest_of_all) if of_all else ("top_k", _largest_of_each)
+    return Sparsifier(Name(name), Partial(select, sparsity), sparsity, StaticInt(0), StaticInt(0))
 
 
 def at_random(sparsity: Any, rescale: bool) -> Sparsifier:
     """Entries of each vector at random."""
-    return Sparsifier(Partial(_some, sparsity, StaticInt(rescale)), sparsity, StaticInt(1))
+    rescales = StaticInt(rescale)
+    select = Partial(_some, sparsity, rescales)
+    return Sparsifier(Name("random_k"), select, sparsity, StaticInt(1), rescales)
 
 
 def kept_count(sparsity: Any, size: Any) -> Any:
-    """k = ceil((1 - s) n), at least 1 if there is any entry."""
-    size = jnp.asarray(size, jnp.int32)
+    """k = ceil((1 - s) n), at least 1 if there is any entry; s is what it is to twice its eps."""
+    size, sparsity = jnp.asarray(size, jnp.int32), jnp.asarray(sparsity)
     dtype = jnp.result_type(float)
-    exact = (1 - jnp.asarray(sparsity).astype(dtype)) * size.astype(dtype)
+    known_as = sparsity.dtype if jnp.issubdtype(sparsity.dtype, jnp.floating) else dtype
+    entries = size.astype(dtype)
     # 0.9 is a little less in float32, and 0.1 n must not become one more than it is.
-    count = jnp.ceil(exact - size.astype(dtype) * 2**-22).astype(jnp.int32)
+    doubt = 2 * float(jnp.finfo(known_as).eps) * entries
+    count = jnp.ceil((1 - sparsity.astype(dtype)) * entries - doubt).astype(jnp.int32)
     return jnp.clip(count, jnp.minimum(size, 1), size)
 
 

@@ -11,8 +11,8 @@ A leaf all of whose entries travel has none of the first three, nor has a compan
 its leader's; with a seed there is only the count, as a check. Codes in base 3 begin at a byte.
 
 What both ends know is not sent: the codec, and the leaves' paths, shapes and dtypes. The checksum starts
-from a text about these, so that bytes of another codec or model do not pass. Numbers such as a sparsity
-are not in it: they may change from round to round.
+from a text about these (agreement.py), so that bytes of another codec or model do not pass. Numbers such
+as a sparsity are not in it: they may change from round to round.
 """
 
 import sys
@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt.compression import bits, golomb
+from fedjax_opt.compression.agreement import description, paths
 from fedjax_opt.compression.codec import (
     SEED_BYTES,
     Codec,
@@ -36,7 +37,6 @@ from fedjax_opt.compression.codec import (
     quantiser_of,
 )
 from fedjax_opt.compression.layout import Slot, layout
-from fedjax_opt.core.algorithm import StaticInt
 
 MAGIC = b"fo"
 VERSION = 1
@@ -51,7 +51,7 @@ def encode(codec: Codec, tree: Any, key: jax.Array | None = None) -> bytes:
       key: for codecs that draw random numbers.
 
     Returns:
-      The bytes. A leaf that holds NaN or infinity is refused, by its path.
+      The bytes. A leaf that holds NaN or infinity, or no numbers, is refused, by its path.
 
     Example:
       >>> import jax.numpy as jnp
@@ -60,10 +60,10 @@ def encode(codec: Codec, tree: Any, key: jax.Array | None = None) -> bytes:
       >>> len(compression.encode(compression.top_k(0.99), tree))
       61
     """
-    _check(codec)
+    _check(codec, "tree", tree)
     tree = jax.tree.map(jnp.asarray, tree)
     payload, finite = _compressed(codec, tree, key)
-    for path, good in zip(_paths(tree), np.asarray(finite), strict=True):
+    for path, good in zip(paths(tree), np.asarray(finite), strict=True):
         if not good:
             raise ValueError(f"tree{path} and its codes must be finite, got NaN or infinity.")
     return bytes_of(codec, payload, tree)
@@ -76,7 +76,8 @@ def decode(codec: Codec, data: bytes, like: Any) -> Any:
     dtypes raise a ValueError.
 
     Args:
-      codec: the codec that made the bytes. With a seed its sparsity, too, must be the sender's.
+      codec: the codec that made the bytes. With a seed its sparsity, too, must be the sender's, and
+        JAX's setting jax_threefry_partitionable.
       data: the bytes.
       like: a tree of the message's structure, shapes and dtypes; `jax.ShapeDtypeStruct`s will do.
 
@@ -106,7 +107,7 @@ def bytes_of(codec: Codec, payload: Payload, like: Any) -> bytes:
 
 def payload_of(codec: Codec, data: bytes, like: Any) -> Payload:
     """The payload that some bytes hold, after all checks; codes of what is not kept are 0."""
-    _check(codec)
+    _check(codec, "like", like)
     like = jax.tree.unflatten(*_static(like))
     reader = bits.Reader(data)
     if (magic := bytes(reader.take(2))) != MAGIC:
@@ -120,6 +121,8 @@ def payload_of(codec: Codec, data: bytes, like: Any) -> Payload:
     try:
         _read(codec, bits.Reader(content), like)
         why = "they are damaged, or of another codec or other shapes"
+        if codec.by_seed:
+            why += ", or drawn under another setting of jax_threefry_partitionable"
     except ValueError as error:
         why = f"they are truncated, damaged, or of another codec or other shapes: {error}"
     raise ValueError(f"the checksum of data is not that of its {len(data)} bytes; {why}")
@@ -257,9 +260,13 @@ def _read_leaf(codec, reader, index, slot: Slot, template: Tensor, mark, places)
     return Tensor(mark, spread, header, parameter)
 
 
-def _check(codec):
+def _check(codec, name, tree):
     if not isinstance(codec, Codec):
         raise ValueError(f"codec must be a Codec, got {codec!r}.")
+    for path, leaf in zip(paths(tree), jax.tree.leaves(tree), strict=True):
+        kind = getattr(leaf, "dtype", None) or np.asarray(leaf).dtype
+        if not (jnp.issubdtype(kind, jnp.number) or jnp.issubdtype(kind, jnp.bool_)):
+            raise ValueError(f"{name}{path} must be an array of numbers, got {kind}.")
 
 
 def _to_bytes(array) -> bytes:
@@ -273,25 +280,5 @@ def _from_bytes(data, dtype) -> Any:
 
 def _checksum(codec, like, content) -> bytes:
     """Of the text that describes both ends, then of all bytes but the checksum's own."""
-    start = zlib.crc32(MAGIC + bytes([VERSION]), zlib.crc32(_description(codec, like).encode()))
+    start = zlib.crc32(MAGIC + bytes([VERSION]), zlib.crc32(description(codec, like).encode()))
     return zlib.crc32(content, start).to_bytes(4, "little")
-
-
-def _description(codec, like) -> str:
-    """The names of what the codec is made of, and each leaf's path, shape, dtype and leader."""
-    quantisers = (codec.quantiser, codec.companion)
-    lines = [_name(sparsifier.select) for sparsifier in codec.sparsifiers]
-    lines += ["none" if q is None else f"{_name(q.restore)} {int(q.radix)}" for q in quantisers]
-    for path, slot in zip(_paths(like), layout(codec, like), strict=True):
-        lines.append(f"{path} {list(slot.shape)} {slot.dtype.name} {slot.leader}")
-    return "\n".join(lines)
-
-
-def _paths(tree) -> list[str]:
-    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-
-
-def _name(function) -> str:
-    """A `Partial`'s name and the whole numbers that are bound to it; other numbers may change."""
-    bound = [str(int(argument)) for argument in function.args if isinstance(argument, StaticInt)]
-    return " ".join([function.func.__qualname__, *bound])

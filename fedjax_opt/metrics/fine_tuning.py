@@ -23,6 +23,7 @@ from jax.tree_util import Partial
 from fedjax_opt.core import Model, Objective, Variables, checks
 from fedjax_opt.core.algorithm import as_partial
 from fedjax_opt.core.batching import BATCHINGS, feeding_from_data
+from fedjax_opt.core.evaluate import _own as own_model
 from fedjax_opt.core.local import counted_loop
 
 
@@ -44,7 +45,7 @@ def fine_tuned(
     Args:
       model: the model.
       variables: where to start: the same for all clients, or a function of a client's id, such as
-        `personal_variables` or this function returns.
+        `personal_variables` or this function returns. It must know all clients of `data`.
       data: a `ClientData`, the examples to train on. A client that has none keeps its model as it is.
       optimizer: a triple or any optax transformation. Its statistics start afresh and move in each step.
       steps: K, a whole number of at least 0; a Python number or a traced value.
@@ -76,6 +77,7 @@ def fine_tuned(
             "variables must be Variables or a function of a client's id that returns them, got"
             f" {type(variables).__name__}."
         )
+    check_clients(variables, "data", data)
     checks.choice("batching", batching, BATCHINGS)
     batch_size = checks.integer("batch_size", batch_size, low=1)
     sizes, full = data.sizes, False
@@ -93,6 +95,28 @@ def fine_tuned(
         jnp.asarray(checks.number("steps", _whole("steps", steps), low=0), jnp.int32),
         _as_key(seed),
     )
+
+
+def check_clients(variables: Any, name: str, data: Any) -> None:
+    """Refuses data of more clients than a function of a client's id knows.
+
+    Ids beyond them would be taken for the last client's.
+    """
+    known = _known_clients(variables)
+    if known is not None and data.num_clients > known:
+        raise ValueError(
+            f"{name} must hold the same clients as variables, which are {known}; got"
+            f" {data.num_clients}."
+        )
+
+
+def _known_clients(variables: Any) -> int | None:
+    """How many clients a function that this library made knows; None where it may be anyone."""
+    function = getattr(variables, "func", None)
+    if function is own_model:
+        _, _, clients = variables.args
+        return min((leaf.shape[0] for leaf in jax.tree.leaves(clients)), default=None)
+    return variables.args[2].num_clients if function is _tuned else None
 
 
 @jax.tree_util.register_static

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_opt.core import Model, Variables, evaluate_clients
+from fedjax_opt.metrics.fine_tuning import check_clients
 
 
 class UserAccuracy(NamedTuple):
@@ -113,6 +114,7 @@ def user_accuracy(
       Mills, Hu, Min. Multi-task federated learning for personalised deep neural networks in edge
       computing. 2022.
     """
+    check_clients(variables, "test_data", test_data)
     found = evaluate_clients(model, variables, test_data)
     if name not in found:
         raise ValueError(f"name must be one of the evaluated {sorted(found)}, got {name!r}.")

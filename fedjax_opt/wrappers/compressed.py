@@ -4,6 +4,12 @@
     with error feedback    u' = C(u + e),  e+ = u + e - u'   (e stays with the client)
     download   the client starts from D(message), the server keeps what it has
 
+Error feedback is for what would be lost: the steps of the model's parameters, and the change of what
+clients keep and the server has the mean of, which an upload marks as `Uniform` (SCAFFOLD's c_i). Moments
+and batch statistics begin at the server's value in every round, and what is not sent of their way to the
+clients' value is in the next difference again. Remembered too it would count twice, go too far, and make
+a variance negative.
+
 The wrapped algorithm sees what a receiver would see, and does not know of the codec. What travels is a
 `Coded`: its value as it is read, and its size in bytes, which `costs.of` and the diagnostic
 'upload_bytes' count in place of its arrays. A probe's report travels as it is.
@@ -24,7 +30,7 @@ from jax.tree_util import Partial
 from fedjax_opt.compression.accounting import expected_bytes
 from fedjax_opt.compression.codec import Codec, compress, decompress, size_in_bytes
 from fedjax_opt.compression.layout import layout
-from fedjax_opt.core import Algorithm, Coded, trees
+from fedjax_opt.core import Algorithm, Coded, Uniform, Variables, trees
 from fedjax_opt.core.messages import upload_shape
 
 
@@ -36,7 +42,7 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    """The wrapped algorithm's client state, and what earlier uploads left out, leaf by leaf."""
+    """The wrapped algorithm's client state, and what earlier uploads left out of some leaves."""
 
     inner: Any
     error: Any
@@ -54,9 +60,11 @@ def compressed(
       algorithm: any algorithm; `private` goes inside: what stays at home needs no codec.
       upload: the codec of the uploads, which are changes; None to send them as they are.
       download: the codec of the server's message; None to send it as it is. The message holds the model
-        itself, not a change of it, so a codec that leaves entries out is refused.
-      error_feedback: whether a client adds what a codec left out to its next upload. It keeps as much
-        as it uploads.
+        itself, not a change of it, so a codec that leaves entries out is refused. Adam's moments need
+        companions=compression.exponential(8) there: most of v is too small for evenly spaced codes.
+      error_feedback: whether a client adds what a codec left out of the parameters, and of what is
+        marked as `Uniform`, to its next upload, and keeps it until then. Refused for a codec that
+        rescales, and for FedDC with a codec that leaves entries out, which would diverge.
 
     Returns:
       The algorithm.
@@ -94,10 +102,20 @@ def _check(upload, download, error_feedback):
         )
     if error_feedback and upload is None:
         raise ValueError("error_feedback=True needs an upload codec, got upload=None.")
+    if error_feedback and upload is not None and upload.rescales:
+        raise ValueError(
+            "error_feedback=True does not go with random_k(rescale=True): what is remembered would be"
+            " multiplied by n / k again and again. Use one of the two."
+        )
 
 
 def coded(codec: Codec, tree: Any, key: jax.Array) -> Coded:
     """A message as it travels: what the receiver reads, and the bytes of it."""
+    if isinstance(tree, Coded):
+        raise ValueError(
+            "compressed goes around an upload or a download once: put one codec behind the other by"
+            " compression.chain."
+        )
     payload = compress(codec, tree, key, integers=False)
     return Coded(
         decompress(codec, payload, tree),
@@ -134,15 +152,70 @@ def _receive(receive, upload, num_steps):
 
 
 def _init_client(algorithm, codec, variables):
-    shapes = upload_shape(algorithm, variables)
-    zeros = _coded_leaves(codec, trees.zeros_like(shapes))
-    return Client(algorithm.init_client(variables), zeros)
+    upload = upload_shape(algorithm, variables)
+    if codec.sparsifiers:
+        _refuse_sums_of_both(algorithm, upload)
+    return Client(
+        algorithm.init_client(variables), _remembered_leaves(codec, trees.zeros_like(upload))
+    )
 
 
-def _coded_leaves(codec, tree):
-    """The leaves that a codec changes, in order; what travels as it is leaves no error."""
-    leaves = zip(layout(codec, tree), jax.tree.leaves(tree), strict=True)
-    return tuple(leaf for slot, leaf in leaves if slot.leader is not None)
+def _refuse_sums_of_both(algorithm, upload):
+    """Refuses FedDC: by how it averages its upload, not by name.
+
+    Its server adds up the changes of the model, to move it by their sum in every round, and the changes
+    of a control variate. Neither loop bears that much arrives a round late.
+    """
+    one = jnp.ones((), jnp.int32)
+    received = upload
+    if algorithm.receive is not None:
+        received = jax.eval_shape(algorithm.receive, upload, one)
+    sent, averaged = (sum(map(_is_uniform, _parts(tree))) for tree in (upload, received))
+    if 0 < sent < averaged:
+        raise ValueError(
+            "error_feedback=True diverges here with a codec that leaves entries out: the server moves"
+            " the model by a sum of all changes that it was sent (FedDC's drift), beside a control"
+            " variate, and what comes a round late comes too late for both. Use a quantiser alone, such"
+            " as compression.uniform(8)."
+        )
+
+
+def _parts(tree):
+    return jax.tree.leaves(tree, is_leaf=lambda node: _is_uniform(node) or _is_model(node))
+
+
+def _is_uniform(node):
+    return isinstance(node, Uniform)
+
+
+def _is_model(node):
+    return isinstance(node, Variables)
+
+
+def _remembered(codec, tree):
+    """For each leaf of an upload, whether what a codec leaves out of it is sent later."""
+    models = any(map(_is_model, jax.tree.leaves(tree, is_leaf=_is_model)))
+    pairs = zip(layout(codec, tree), _marks(tree, otherwise=not models), strict=True)
+    return [slot.leader is not None and mark for slot, mark in pairs]
+
+
+def _marks(tree, otherwise):
+    """True for the parameters of models and what is marked as `Uniform`, leaf by leaf."""
+    marks = []
+    for node in _parts(tree):
+        if _is_uniform(node):
+            marks += _marks(node.value, otherwise=True)
+        elif _is_model(node):
+            marks += [True] * len(jax.tree.leaves(node.params))
+            marks += [False] * len(jax.tree.leaves(node.state))
+        else:
+            marks.append(otherwise)
+    return marks
+
+
+def _remembered_leaves(codec, tree):
+    marks = _remembered(codec, tree)
+    return tuple(leaf for leaf, mark in zip(jax.tree.leaves(tree), marks, strict=True) if mark)
 
 
 def _probe_with_memory(probe, message, client, probe_data):
@@ -161,13 +234,13 @@ def _finish_with_memory(finish, codec, local, context):
     memory = context.client
     upload, client = finish(local, context._replace(client=memory.inner))
     errors = iter(memory.error)
-    leaves = zip(layout(codec, upload), jax.tree.leaves(upload), strict=True)
+    leaves = zip(jax.tree.leaves(upload), _remembered(codec, upload), strict=True)
     wanted = jax.tree.unflatten(
         jax.tree.structure(upload),
-        [leaf if slot.leader is None else leaf + next(errors) for slot, leaf in leaves],
+        [leaf + next(errors) if remembered else leaf for leaf, remembered in leaves],
     )
     sent = coded(codec, wanted, context.key)
-    left = trees.subtract(_coded_leaves(codec, wanted), _coded_leaves(codec, sent.inner))
+    left = trees.subtract(_remembered_leaves(codec, wanted), _remembered_leaves(codec, sent.inner))
     return sent, Client(client, left)
 
 

@@ -22,17 +22,14 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from fedjax_opt.core import (
-    Algorithm,
-    Coded,
-    Facts,
-    Kept,
-    Variables,
-    get_variables,
-    set_variables,
-)
+from fedjax_opt.core import Algorithm, Coded, Facts, Kept, Variables, get_variables, set_variables
 from fedjax_opt.core.aggregate import without_markers
 from fedjax_opt.core.paths import matcher
+
+_INSIDE = (
+    "private goes inside of compressed: what stays at home is not sent, so a codec must not see it. Use"
+    " compressed(private(algorithm, where), {})."
+)
 
 
 class Server(NamedTuple):
@@ -85,7 +82,8 @@ def private(
       algorithm: any algorithm whose server step treats leaves separately.
       where: which leaves: a pattern on the path of a leaf such as 'params/dense/kernel' or
         'state/batch_stats/BatchNorm_0/mean' (`*` within a name, `**` across names, `{a,b}` for
-        either), several patterns, or a function of (path, leaf).
+        either), several patterns, or a function of (path, leaf). No pattern at all, `()`, leaves the
+        algorithm as it is; patterns that match no leaf are refused.
 
     Returns:
       The algorithm, whose clients keep their patch between rounds. Clients that join late start from
@@ -107,14 +105,12 @@ def private(
       ...     fo.private(fo.fedavg(fo.optimizers.sgd(0.1)), where="state/**"), fo.optimizers.adam(0.01)
       ... )
 
-      Batch statistics that stay at home:
-
-      >>> algorithm = fo.private(fo.fedavg(fo.optimizers.sgd(0.1)), where="state/**")
-
     Reference:
       Mills, Hu, Min. Multi-task federated learning for personalised deep neural networks in edge
       computing. 2022.
     """
+    if isinstance(where, Sequence) and not isinstance(where, str) and not where:
+        return algorithm
     chosen = Partial(matcher(where))
     return Algorithm(
         init=Partial(_init, algorithm, chosen),
@@ -132,6 +128,7 @@ def private(
 
 
 def _init(algorithm, chosen, variables):
+    _check_inside(algorithm, variables)
     shared, own = _split(variables, variables, chosen)
     if not jax.tree.leaves(own):
         paths = [_path(p) for p, _ in jax.tree_util.tree_leaves_with_path(variables)]
@@ -139,6 +136,20 @@ def _init(algorithm, chosen, variables):
     if not jax.tree.leaves(shared):
         raise ValueError("where matches every leaf of the model: nothing is left to be shared.")
     return Server(algorithm.init(shared), own)
+
+
+def _check_inside(algorithm, variables):
+    """Refuses what must not stand inside."""
+    server = jax.eval_shape(algorithm.init, variables)
+    if isinstance(jax.eval_shape(algorithm.broadcast, server), Coded):
+        raise ValueError(_INSIDE.format("download=codec"))
+    while hasattr(server, "inner"):
+        if isinstance(server, Server):
+            raise ValueError(
+                "private goes around an algorithm once: name all that stays at home together, as in"
+                " private(algorithm, where=[one, another])."
+            )
+        server = server.inner
 
 
 def _init_client(algorithm, chosen, variables):
@@ -219,10 +230,7 @@ def _finish(algorithm, chosen, local, context):
     inside = _inside(context, local)
     upload, inner_client = algorithm.finish(local.inner, inside)
     if isinstance(upload, Coded):
-        raise ValueError(
-            "private goes inside of compressed: what stays at home is not sent, so a codec must not see"
-            " it. Use compressed(private(algorithm, where), upload=codec)."
-        )
+        raise ValueError(_INSIDE.format("upload=codec"))
     contribution = upload
     if algorithm.receive is not None:
         contribution = algorithm.receive(upload, context.num_steps)
@@ -265,7 +273,7 @@ def _split(tree: Any, variables: Variables, chosen: Callable[[str, Any], bool]) 
     What is neither (a schedule's count) belongs to both: the server goes on with its own, and a
     client's private leaves have theirs.
     """
-    mask = jax.tree_util.tree_map_with_path(lambda path, x: chosen(_path(path), x), variables)
+    mask = jax.tree_util.tree_map_with_path(lambda path, x: bool(chosen(_path(path), x)), variables)
     like_params = jax.tree.structure(variables.params)
 
     def is_part(node):

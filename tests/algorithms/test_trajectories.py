@@ -9,6 +9,7 @@ import contextlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -246,6 +247,22 @@ MTFL = {
 }
 
 
+def _where(private):
+    return [f"state/{leaf}" if leaf in STATE else f"params/{leaf}" for leaf in private]
+
+
+def _variables(params):
+    return fo.Variables(
+        {name: leaf for name, leaf in params.items() if name not in STATE},
+        {name: params[name] for name in STATE},
+    )
+
+
+def _promotion(adam):
+    """The code of optax.adam mixes dtypes."""
+    return jax.numpy_dtype_promotion("standard") if adam else contextlib.nullcontext()
+
+
 def _check_adam(state, recorded, private):
     """The averaged moments of shared leaves, each client's own of private ones, and the count."""
     served, kept = state.server.inner.optimizer[0], state.clients.patch.optimizer[0]
@@ -267,15 +284,11 @@ def test_published_mtfl_trajectory(name, strategy):
     """Shared leaves on the server, private ones and their Adam statistics on every client."""
     trajectory, rounds = ref.load_trajectory(name), ref.trajectory_rounds(name)
     make, private = MTFL[name]
-    where = [f"state/{leaf}" if leaf in STATE else f"params/{leaf}" for leaf in private]
-    init = dict(trajectory["init_state"]["params"])
-    variables = fo.Variables(state={leaf: init.pop(leaf) for leaf in STATE}, params=init)
-    # optax.adam mixes dtypes in its own code.
     adam = "adam" in name
-    with jax.numpy_dtype_promotion("standard") if adam else contextlib.nullcontext():
-        algorithm = fo.private(make(trajectory["hyperparameters"]), where)
+    with _promotion(adam):
+        algorithm = fo.private(make(trajectory["hyperparameters"]), _where(private))
         states, _ = helpers.play(
-            algorithm, BATCH_NORM, variables, rounds,
+            algorithm, BATCH_NORM, _variables(trajectory["init_state"]["params"]), rounds,
             num_clients=NUM_CLIENTS, steps=STEPS, strategy=strategy, traced=False,
         )  # fmt: skip
     for state, recorded in zip(states[1:], trajectory["rounds"], strict=True):
@@ -287,3 +300,66 @@ def test_published_mtfl_trajectory(name, strategy):
             helpers.assert_close({**own.params, **own.state}, expected, 1e-10)
         if adam:
             _check_adam(state, recorded, private)
+
+
+def _oracle(name, rounds, private):
+    """The reference with the hyperparameters and from the start of a trajectory."""
+    trajectory = ref.load_trajectory(name)
+    hyper = {k: h for k, h in trajectory["hyperparameters"].items() if k != "bn_setting"}
+    start = trajectory["init_state"]["params"]
+    return personal.mtfl(start, rounds, private=private, num_clients=NUM_CLIENTS, **hyper)
+
+
+@pytest.mark.parametrize("name", MTFL)
+def test_mtfl_oracle_is_the_published_trajectory(name):
+    """The server's averages of every entry, each client's own, and their moments."""
+    trajectory, (_, private) = ref.load_trajectory(name), MTFL[name]
+    entries = _oracle(name, ref.trajectory_rounds(name), private)
+    for entry, recorded in zip(entries, trajectory["rounds"], strict=True):
+        helpers.assert_close(entry["params"], recorded["params"], 1e-12)
+        for client, kept in recorded["client_state"].items():
+            helpers.assert_close(entry["personal"][client], kept["bn"], 1e-12)
+            for key, moment in kept.get("adam_bn", {}).items():
+                leaf, which = key.rsplit("_", 1)
+                helpers.assert_close(entry[f"personal_{which}"][client][leaf], moment, 1e-12)
+        for which in ("m", "v") if "state" in recorded else ():
+            helpers.assert_close(entry[which], recorded["state"][which], 1e-12)
+            assert all(step == entry["step"] for step in recorded["state"]["step"].values())
+
+
+MODES = {
+    "yb": ("gamma", "beta"), "usyb": ("gamma", "beta", "mu", "var"), "us": ("mu", "var"), "none": (),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["mtfl-fedavg-yb", "mtfl-fedavgadam-yb"])
+def test_mtfl_is_its_oracle(name, mode):
+    """All that may stay at home, with FedAvg and FedAvg-Adam and unequal weights: every own model."""
+    rng, private, adam = np.random.default_rng(0), MODES[mode], "adam" in name
+    rounds = [
+        {**rnd, "weights": rng.uniform(0.2, 3.0, len(rnd["clients"]))}
+        for rnd in ref.trajectory_rounds(name)
+    ]
+    trajectory = ref.load_trajectory(name)
+    with _promotion(adam):
+        algorithm = fo.private(MTFL[name][0](trajectory["hyperparameters"]), _where(private))
+        states, infos = helpers.play(
+            algorithm, BATCH_NORM, _variables(trajectory["init_state"]["params"]), rounds,
+            num_clients=NUM_CLIENTS, steps=STEPS, traced=False,
+        )  # fmt: skip
+    entries = _oracle(name, rounds, private)
+    for state, info, entry in zip(states[1:], infos, entries, strict=True):
+        own = fo.personal_variables(algorithm, state)
+        for client in range(NUM_CLIENTS):
+            expected = _variables({**entry["params"], **entry["personal"][client]})
+            helpers.assert_close(own(client), expected, 1e-10)
+        assert float(jnp.mean(info.client_loss)) == pytest.approx(entry["loss"], abs=1e-10)
+        if adam:
+            server = state.server.inner if private else state.server
+            served = server.optimizer[0]
+            for name_of, tree in (("m", served.mu), ("v", served.nu)):
+                shared = {leaf: x for leaf, x in tree.items() if x is not None}
+                assert set(shared) == set(entry["m"]) - set(private)
+                helpers.assert_close(shared, {leaf: entry[name_of][leaf] for leaf in shared}, 1e-10)

@@ -124,6 +124,34 @@ def test_excluded_leaves_travel_as_they_are():
     np.testing.assert_array_equal(by_size.params["dense"]["bias"], MODEL.params["dense"]["bias"])
 
 
+def test_what_is_excluded_stays_so():
+    once = compression.excluding(compression.ce_fedavg(0.9), "state/**", min_size=5)
+    twice = compression.excluding(compression.excluding(once, "**/bias"), min_size=3)
+    left = [slot.path for slot in layout(twice, UPLOAD) if slot.leader is None]
+    assert {"state/batch_stats/mean", "params/dense/bias"} <= set(left)
+    assert len(twice.excluded) == 2 and twice.min_size == 5
+
+
+@pytest.mark.parametrize("where", ["nosuch/**", lambda path, leaf: False])
+def test_excluding_what_is_not_there_is_refused(where):
+    codec = compression.excluding(compression.top_k(0.5), where)
+    with pytest.raises(ValueError, match="matches no leaf of the message; its leaves are a, b\\."):
+        compression.lossy(codec, {"a": normal(3), "b": normal(2)})
+    # Patterns are in the terms of the model, whatever else is in the message.
+    with pytest.raises(ValueError, match="params/dense/bias, params/dense/kernel, state/batch"):
+        compression.size(codec, UPLOAD)
+    assert compression.lossy(codec, ()) == ()
+
+
+def test_a_chain_keeps_what_its_links_have():
+    exponential, uniform = compression.exponential(8), compression.uniform(8)
+    inner = compression.chain(compression.top_k(0.5), companions=exponential)
+    codec = compression.chain(inner, uniform)
+    assert codec.companion is exponential.quantiser and codec.quantiser is uniform.quantiser
+    kept = compression.excluding(compression.ce_fedavg(0.9), "state/**", min_size=7)
+    assert compression.chain(kept) == kept
+
+
 def test_random_entries_are_fair_and_rescaled_ones_right_on_average():
     values = {"w": jnp.arange(1.0, 13.0)}
     codec = compression.random_k(0.75, rescale=True)

@@ -82,6 +82,88 @@ def test_exponential_is_off_by_half_a_step_of_its_logarithm(bits, values):
     assert {size.min(), size.max()} <= set(np.abs(found).tolist())
 
 
+# Shorter types are computed in float32.
+SHORT = {"float32": np.float32, "float16": np.float16, "bfloat16": jnp.bfloat16}
+EPS, TINY = float(np.finfo(np.float32).eps), float(np.finfo(np.float32).tiny)
+
+
+def short_vectors(dtype):
+    """Vectors of a type, as float64: of all magnitudes, of one, and far from 0 and near each other."""
+    info = jnp.finfo(dtype)
+    largest = float(info.max)
+    entries = st.floats(-largest, largest, allow_subnormal=False)
+    exponents = st.integers(int(info.minexp) + 12, int(info.maxexp) - 1)
+    near = st.tuples(exponents, st.floats(0.0, 0.2)).map(
+        lambda pair: hnp.arrays(np.float64, LENGTH, elements=st.floats(1.0, 1 + pair[1])).map(
+            lambda values: values * 2.0 ** pair[0]
+        )
+    )
+    spread = hnp.arrays(
+        np.float64,
+        LENGTH,
+        elements=st.tuples(exponents, st.floats(-1, 1)).map(lambda p: p[1] * 2.0 ** p[0]),
+    )
+    plain = hnp.arrays(np.float64, LENGTH, elements=entries)
+    drawn = st.one_of(plain, spread, near.flatmap(lambda vectors: vectors))
+    return drawn.map(lambda values: _normal(values, dtype))
+
+
+def _normal(values, dtype):
+    """As the type has them; what it could only have as a denormal is 0."""
+    values = np.asarray(jnp.asarray(values).astype(dtype), np.float64)
+    return np.where(np.abs(values) < float(jnp.finfo(dtype).tiny), 0, values)
+
+
+def seen_as(codec, values, dtype):
+    return np.asarray(seen(codec, jnp.asarray(values).astype(dtype)), np.float64)
+
+
+def stated(bound, size, bits, dtype):
+    """An error as it is stated: half a step, and what arithmetic and the type add."""
+    return bound * (1 + 2 ** (bits + 2) * EPS) + 4 * float(jnp.finfo(dtype).eps) * size
+
+
+@pytest.mark.parametrize("bits", [2, 8, 12, 16])
+@pytest.mark.parametrize("name", SHORT)
+def test_uniform_in_short_types(name, bits):
+    @given(short_vectors(SHORT[name]))
+    def check(values):
+        found = seen_as(compression.uniform(bits), values, SHORT[name])
+        bound = stated(range_of_sign(values) / (2**bits - 2), np.abs(values), bits, SHORT[name])
+        assert np.all(np.abs(found - values) <= bound + TINY)
+        assert np.all(found[values == 0] == 0)
+
+    check()
+
+
+@pytest.mark.parametrize("bits", [3, 8, 12, 16])
+@pytest.mark.parametrize("name", SHORT)
+def test_exponential_in_short_types(name, bits):
+    @given(short_vectors(SHORT[name]))
+    def check(values):
+        found = seen_as(compression.exponential(bits), values, SHORT[name])
+        np.testing.assert_array_equal(np.sign(found), np.sign(values))
+        size = np.abs(values[values != 0])
+        assume(size.size)
+        bound = (np.log(size.max()) - np.log(size.min())) / (2**bits - 4)
+        off = np.abs(np.log(np.abs(found[values != 0])) - np.log(size))
+        assert np.all(off <= stated(bound, 1, bits, SHORT[name]))
+        assert {size.min(), size.max()} <= set(np.abs(found).tolist())
+
+    check()
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_signs_of_the_largest_numbers(name):
+    """Their mean is a number of their type, though their sum is none, nor the reciprocal of one."""
+    largest = float(jnp.finfo(SHORT[name]).max)
+    values = np.array([largest, -largest, largest / 2] * 4)
+    found = seen_as(compression.sign(), values, SHORT[name])
+    np.testing.assert_allclose(found, np.sign(values) * largest * 5 / 6, rtol=2**-8)
+    found = seen_as(compression.ternary(stochastic=False), values, SHORT[name])
+    np.testing.assert_array_equal(found[:2], values[:2])
+
+
 @given(values=vectors(-1e3, 1e3))
 def test_sign_and_ternary(values):
     scale = np.mean(np.abs(values))
@@ -197,6 +279,7 @@ def test_what_is_not_finite_is_never_hidden(name, bad):
         (functools.partial(compression.chain, "top_k"), r"codecs\[0\]"),
         (functools.partial(compression.excluding, compression.sign(), min_size=-1), "min_size"),
         (functools.partial(compression.excluding, "sign"), "codec"),
+        (functools.partial(compression.excluding, compression.sign(), ""), "where"),
     ],
 )
 def test_wrong_arguments_are_named(make, word):
@@ -207,5 +290,21 @@ def test_wrong_arguments_are_named(make, word):
 def test_a_chain_that_makes_no_sense_says_why():
     with pytest.raises(ValueError, match="must come last"):
         compression.chain(compression.uniform(8), compression.top_k(0.5))
-    with pytest.raises(ValueError, match="same entries"):
-        compression.chain(compression.top_k(0.5), companions=compression.top_k(0.9))
+    top_k, uniform = compression.top_k(0.5), compression.uniform(8)
+    for companions in (
+        compression.top_k(0.9),
+        compression.Codec(),
+        compression.excluding(uniform, "a"),
+        compression.excluding(uniform, min_size=9),
+        compression.chain(uniform, companions=uniform),
+    ):
+        with pytest.raises(ValueError, match="companions must be a quantiser alone"):
+            compression.chain(top_k, companions=companions)
+    for codecs in (
+        (compression.excluding(top_k, "state/**"), uniform),
+        (top_k, compression.excluding(uniform, min_size=9)),
+    ):
+        with pytest.raises(ValueError, match=r"excluding goes around a chain"):
+            compression.chain(*codecs)
+    with pytest.raises(ValueError, match="companions must be given once"):
+        compression.chain(compression.chain(top_k, companions=uniform), uniform, companions=uniform)

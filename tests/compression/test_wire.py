@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedjax_opt import Variables
 from fedjax_opt import compression as fc
-from fedjax_opt.compression import golomb, wire
+from fedjax_opt.compression import agreement, golomb, wire
 from fedjax_opt.compression.codec import (
     compress,
     decompress,
@@ -35,7 +35,8 @@ CODECS = {
     "sparse ternary": lambda s: fc.excluding(fc.chain(fc.top_k(s), fc.ternary()), min_size=2),
     "ternary": lambda s: fc.ternary(False),
     "signs": lambda s: fc.chain(fc.random_k(s), fc.top_k(s), fc.sign()),
-    "most raw": lambda s: fc.excluding(fc.ce_fedavg(s), "**/w"),
+    # "0" is the first leaf of a list.
+    "most raw": lambda s: fc.excluding(fc.ce_fedavg(s), ["**/w", "0"]),
 }
 
 
@@ -85,7 +86,7 @@ MESSAGES = [
 def in_the_program(codec, tree, key):
     """All of it as one program, as a round has it: payload, what the server sees, size."""
     payload = compress(codec, tree, key)
-    return payload, decompress(codec, payload, tree), size_in_bytes(codec, payload, tree)
+    return payload, decompress(codec, payload, tree), fc.size(codec, tree, key)
 
 
 def written_slowly(codec, tree, payload):
@@ -131,7 +132,7 @@ def written_slowly(codec, tree, payload):
         else:
             width = int(math.log2(quantiser.radix))
             data += as_bytes(positions + "".join(number(code, width) for code in codes.tolist()))
-    start = zlib.crc32(wire._description(codec, tree).encode())
+    start = zlib.crc32(agreement.description(codec, tree).encode())
     checksum = zlib.crc32(b"fo\x01" + data, start)
     return b"fo\x01" + checksum.to_bytes(4, "little") + data
 
@@ -184,8 +185,9 @@ def test_bytes_are_what_the_program_computes(name, tree):
 @pytest.mark.parametrize("name", ["ce_fedavg", "random_k"])
 def test_encoding_is_compressing_and_writing(name):
     codec, tree = CODECS[name](0.5), jax.tree.map(jnp.asarray, moments())
-    payload, _, _ = in_the_program(codec, tree, KEY)
-    assert wire.encode(codec, tree, KEY) == wire.bytes_of(codec, payload, tree)
+    payload, _, size = in_the_program(codec, tree, KEY)
+    data = wire.encode(codec, tree, KEY)
+    assert data == wire.bytes_of(codec, payload, tree) and len(data) == int(size)
 
 
 shapes = st.lists(st.integers(0, 6), max_size=3).map(tuple)
@@ -225,6 +227,7 @@ def test_shapes_and_other_numbers_will_do():
 
 
 SMALL = {"a": np.float32([0.5, -2, 3, 1, 0, 7, -1]), "b": np.float32([1, -1, 4])}
+SMALL_ARRAYS = jax.tree.map(jnp.asarray, SMALL)
 SMALL_CODECS = {
     "positions": fc.chain(fc.top_k(0.4), fc.uniform(3)),
     "seed": fc.chain(fc.random_k(0.4), fc.ternary(False)),
@@ -316,10 +319,28 @@ def test_other_codecs_and_other_trees_are_refused():
 def test_what_the_checksum_starts_from():
     """It must be the same in every process: no addresses, no hashes, no order of a set."""
     codec = fc.excluding(fc.ce_fedavg(0.9, bits=4), "b")
-    assert wire._description(codec, SMALL) == (
-        "_largest_of_each\n_uniform_restored 8 16\n_exponential_restored 8 16\n"
-        "['a'] [7] float32 0\n['b'] [3] float32 None"
+    assert agreement.description(codec, SMALL) == (
+        "top_k\nuniform 16\nexponential 16\n['a'] [7] float32 0\n['b'] [3] float32 None"
     )
+    others = fc.chain(fc.random_k(0.5), fc.random_k(0.1, rescale=True), fc.sign())
+    assert agreement.description(others, SMALL) == (
+        "random_k\nrandom_k\nsign 2\nnone\nthreefry_partitionable True\n"
+        "['a'] [7] float32 0\n['b'] [3] float32 1"
+    )
+    others = fc.chain(fc.top_k(0.5, "global"), fc.random_k(0.1), fc.ternary())
+    assert agreement.description(others, {"a": SMALL["a"]}) == (
+        "top_k global\nrandom_k\nternary 3\nnone\n['a'] [7] float32 0"
+    )
+
+
+def test_a_seed_needs_the_senders_generator():
+    """The two settings draw other numbers, so the other one's bytes would decode to garbage."""
+    codec = SMALL_CODECS["seed"]
+    with jax.threefry_partitionable(False):
+        other = wire.encode(codec, SMALL, KEY)
+        assert_close(wire.decode(codec, other, SMALL)["a"], fc.lossy(codec, SMALL_ARRAYS, KEY)["a"])
+    with pytest.raises(ValueError, match=r"checksum .* setting of jax_threefry_partitionable"):
+        wire.decode(codec, other, SMALL)
 
 
 def test_a_seed_needs_the_senders_sparsity():
@@ -363,6 +384,12 @@ def test_what_else_is_refused():
         wire.decode(None, b"", SMALL)  # pyright: ignore
     with pytest.raises(ValueError, match="truncated: 2 bytes wanted at byte 0 of 0"):
         wire.decode(fc.Codec(), b"", SMALL)
+    with pytest.raises(ValueError, match=r"tree\['k'\] must be an array of numbers, got key<fry>"):
+        wire.encode(fc.top_k(0.5), {"a": SMALL["a"], "k": KEY})
+    with pytest.raises(ValueError, match=r"tree\['k'\] must be an array of numbers, got <U4"):
+        wire.encode(fc.top_k(0.5), {"k": "text"})
+    with pytest.raises(ValueError, match=r"like\['k'\] must be an array of numbers, got key<fry>"):
+        wire.decode(fc.top_k(0.5), b"", {"k": KEY})
 
 
 def moments_of(params):

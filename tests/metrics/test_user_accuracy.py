@@ -65,6 +65,28 @@ def test_one_model_for_all_and_another_metric():
         fo.metrics.user_accuracy(MODEL, variables, test, name="recall")
 
 
+@pytest.mark.parametrize("tuned", [False, True])
+def test_clients_whose_model_nobody_knows_are_refused(tuned):
+    """They would be evaluated with the last client's model. Fewer are welcome, as is one for all."""
+    few, many = random_clients([3, 5]), random_clients([3, 5, 4])
+    algorithm = fo.private(fo.fedavg(fo.optimizers.sgd(0.1)), where="params/head")
+    variables = MODEL.init(jax.random.key(0), few[0])
+    own = fo.personal_variables(algorithm, fo.init_state(algorithm, variables, 2))
+    if tuned:
+        sgd = fo.optimizers.sgd(0.1)
+        with pytest.raises(ValueError, match=r"data must hold the same .* which are 2; got 3"):
+            fo.metrics.fine_tuned(MODEL, own, many, sgd, steps=1)
+        own = fo.metrics.fine_tuned(MODEL, variables, few, sgd, steps=1)
+    with pytest.raises(ValueError, match=r"test_data must hold the same .* which are 2; got 3"):
+        fo.metrics.user_accuracy(MODEL, own, many)
+    assert fo.metrics.user_accuracy(MODEL, own, random_clients([3])).clients.sum() == 1
+    everyones = fo.personal_variables(
+        fo.fedavg(fo.optimizers.sgd(0.1)),
+        fo.init_state(fo.fedavg(fo.optimizers.sgd(0.1)), variables, 2),
+    )
+    assert fo.metrics.user_accuracy(MODEL, everyones, many).clients.sum() == 3
+
+
 def test_a_model_that_gives_nan_is_not_taken_for_a_client_without_examples():
     test = random_clients([3, 0])
     broken = fo.Variables({"body": jnp.full((3, 3), jnp.nan), "head": jnp.zeros(3)})

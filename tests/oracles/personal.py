@@ -1,4 +1,4 @@
-"""References of personalised algorithms, in NumPy and float64: Per-FedAvg, pFedMe, clients alone.
+"""References of personalised algorithms, in NumPy and float64: Per-FedAvg, pFedMe, clients alone, MTFL.
 
 The format of ``rounds`` and of what is returned is that of ``reference.py``. Clients' models are dicts
 by client id, of the clients that have taken part so far.
@@ -12,6 +12,7 @@ from .reference import (
     _entry,
     _full_like,
     _map,
+    _softmax_cross_entropy,
     _sub,
     _weighted_sum,
     load_problem,
@@ -146,4 +147,84 @@ def independent(params, rounds, gradient, *, lr, beta=0.0):
             personal[client], m[client] = y, own
         zero = [_full_like(params, 0.0)] * len(rnd["clients"])
         history.append(_entry(rnd, params, zero, losses, personal=personal, m=m))
+    return history
+
+
+# MTFL -----------------------------------------------------------------------------------------
+
+STATISTICS = ("mu", "var")
+
+
+def batch_norm_mlp(params, x, y):
+    """Loss, gradients and next statistics of logits = (gamma z + beta) w2 + b2, z normalised tanh.
+
+    z = (h - mean) / sqrt(variance + 1e-5) over the minibatch, h = tanh(x w1 + b1). A tenth of the mean
+    and of the unbiased variance goes into ``mu`` and ``var``, as in torch.
+    """
+    h = np.tanh(x @ params["w1"] + params["b1"])
+    mean, width = h.mean(axis=0), np.sqrt(h.var(axis=0) + 1e-5)
+    z = (h - mean) / width
+    out = params["gamma"] * z + params["beta"]
+    loss, d_logits = _softmax_cross_entropy(out @ params["w2"] + params["b2"], y)
+    d_out = d_logits @ params["w2"].T
+    d_z = params["gamma"] * d_out
+    # Every entry of a column moves the column's mean and its variance.
+    d_h = (d_z - d_z.mean(axis=0) - z * (d_z * z).mean(axis=0)) / width
+    d_hidden = d_h * (1.0 - h**2)
+    gradients = {
+        "w1": x.T @ d_hidden,
+        "b1": d_hidden.sum(axis=0),
+        "gamma": (d_out * z).sum(axis=0),
+        "beta": d_out.sum(axis=0),
+        "w2": out.T @ d_logits,
+        "b2": d_logits.sum(axis=0),
+    }
+    unbiased = h.var(axis=0, ddof=1)
+    moved = {"mu": 0.9 * params["mu"] + 0.1 * mean, "var": 0.9 * params["var"] + 0.1 * unbiased}
+    return loss, gradients, moved
+
+
+def mtfl(params, rounds, *, private, lr, num_clients, beta1=None, beta2=None, eps=None):
+    """MTFL(FedAvg), or with ``beta1`` MTFL(FedAvg-Adam), of ``batch_norm_mlp``.
+
+    Mills et al., Multi-Task Federated Learning for Personalised Deep Neural Networks in Edge Computing,
+    Algorithm 1: a client puts its own values of the ``private`` entries, and their moments, in place of
+    those received, trains, and keeps them. The server averages every entry, its step counter too.
+    Returns ``personal`` by client, with ``m`` and ``v`` the server's moments and ``personal_m`` and
+    ``personal_v`` the clients'. ``deltas`` are those of all entries.
+    """
+    trained = [name for name in params if name not in STATISTICS]
+    x, step, history = params, 0.0, []
+    m = v = _full_like({name: params[name] for name in trained}, 0.0)
+    own = {c: {name: params[name] for name in private} for c in range(num_clients)}
+    own_m = own_v = {c: {n: m[n] for n in private if n in trained} for c in range(num_clients)}
+    for rnd in rounds:
+        found, losses = [], []
+        own, own_m, own_v = dict(own), dict(own_m), dict(own_v)
+        for client, batches in zip(rnd["clients"], rnd["batches"], strict=True):
+            y, count = {**x, **own[client]}, step
+            mi, vi = {**m, **own_m[client]}, {**v, **own_v[client]}
+            for batch in batches:
+                loss, g, moved = batch_norm_mlp(y, *batch)
+                direction = g
+                if beta1 is not None:
+                    count += 1.0
+                    mi = _map(lambda m, g: beta1 * m + (1.0 - beta1) * g, mi, g)
+                    vi = _map(lambda v, g: beta2 * v + (1.0 - beta2) * g**2, vi, g)
+                    first, second = 1.0 - beta1**count, 1.0 - beta2**count
+                    direction = _map(
+                        lambda m, v, a=first, b=second: m / a / (np.sqrt(v / b) + eps), mi, vi
+                    )
+                y = {**_add_scaled({n: y[n] for n in trained}, -lr, direction), **moved}
+                losses.append(loss)
+            own[client] = {name: y[name] for name in private}
+            own_m[client], own_v[client] = ({n: s[n] for n in own_m[client]} for s in (mi, vi))
+            found.append((_sub(y, x), mi, vi, count))
+        weights = _aggregation_weights(rnd)
+        deltas, ms, vs, counts = zip(*found, strict=True)
+        x = _add_scaled(x, 1.0, _weighted_sum(weights, deltas))
+        m, v = _weighted_sum(weights, ms), _weighted_sum(weights, vs)
+        step = float(np.dot(weights, counts))
+        kept = {"personal": own, "m": m, "v": v, "personal_m": own_m, "personal_v": own_v}
+        history.append(_entry(rnd, x, deltas, losses, step=step, **kept))
     return history

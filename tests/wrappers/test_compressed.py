@@ -8,6 +8,7 @@ import pytest
 import fedjax_opt as fo
 from fedjax_opt import compression
 from fedjax_opt import optimizers as opt
+from tests.algorithms.matrix import ROWS
 from tests.core.problems import assert_identical, counted
 
 NUM_CLIENTS, STEPS, SIZE, LR = 3, 2, 10, 0.1
@@ -181,14 +182,144 @@ def test_a_quantised_download_against_numpy():
 )
 def test_keeping_everything_changes_nothing(make):
     algorithm = make(opt.sgdm(LR, 0.5)) if make in (fo.fedgbo, fo.mfl) else make(opt.sgd(LR))
-    same = fo.compressed(algorithm, upload=compression.top_k(0.0), error_feedback=True)
+    # FedDC is refused with a memory.
+    remembers = make is not fo.feddc
+    same = fo.compressed(algorithm, upload=compression.top_k(0.0), error_feedback=remembers)
     plain, coded = (play(a, 2)[0][-1] for a in (algorithm, same))
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15),
         (plain.server, plain.clients),
-        (coded.server, coded.clients.inner),
+        (coded.server, coded.clients.inner if remembers else coded.clients),
     )
-    assert all(not np.any(leaf) for leaf in jax.tree.leaves(coded.clients.error))
+    assert not remembers or not any(map(np.any, jax.tree.leaves(coded.clients.error)))
+
+
+# What is remembered ---------------------------------------------------------------------------
+
+
+def _with_statistics(variables, batch, key):
+    """The same loss; batch statistics that are soon forgotten."""
+    loss, aux = _loss(variables, batch, key)
+    return loss, aux._replace(state={"var": jnp.var(batch["x"], axis=0)})
+
+
+def test_parameters_and_controls_are_remembered_and_statistics_are_not():
+    """What starts from the server's value in every round is not lost by being left out."""
+    size = {"params": SIZE + 1, "state": SIZE}
+    variables = fo.Variables(START, {"var": np.ones(SIZE)})
+    for algorithm, kept in (
+        (fo.fedavg(opt.sgd(LR)), size["params"]),
+        (fo.mfl(opt.adam(LR)), size["params"]),
+        (fo.scaffold(opt.sgd(LR)), 2 * size["params"]),
+        (fo.scaffold_m(opt.sgd(LR), 0.5), 2 * size["params"]),
+        (fo.private(fo.scaffold(opt.sgd(LR)), "params/b"), 2 * SIZE),
+    ):
+        coded = fo.compressed(algorithm, upload=compression.top_k(0.5), error_feedback=True)
+        error = jax.eval_shape(coded.init_client, variables).error
+        assert sum(leaf.size for leaf in error) == kept
+    # An upload without a model is one, as it is for the codec.
+    bare = fo.fedavg(opt.sgd(LR))
+    finish = bare.finish
+    bare = bare._replace(finish=lambda local, context: (finish(local, context)[0].params, ()))
+    coded = fo.compressed(bare, upload=compression.top_k(0.5), error_feedback=True)
+    assert [leaf.size for leaf in jax.eval_shape(coded.init_client, variables).error] == [1, SIZE]
+
+
+def test_memory_leaves_variances_positive():
+    """Adam's v and a batch variance: remembered decay would be counted once more in every round."""
+    algorithm = fo.compressed(
+        fo.mfl(opt.adam(0.02, 0.9, 0.5, 1e-3)),
+        upload=compression.ce_fedavg(0.8),
+        error_feedback=True,
+    )
+    variables = fo.Variables(START, {"var": np.full(SIZE, 9.0)})
+    state = fo.init_state(algorithm, variables, NUM_CLIENTS)
+    round_fn = fo.make_round(algorithm, fo.Model(None, _with_statistics), "scan")
+    for t in range(12):
+        state, info = round_fn(state, np.arange(NUM_CLIENTS), batches(t), WEIGHTS)
+        for leaf in jax.tree.leaves((state.server.optimizer.v, state.variables.state)):
+            assert np.all(np.asarray(leaf) >= 0)
+        assert bool(info.finite)
+
+
+QUADRATICS = fo.data.quadratics(num_clients=6, dimension=40, num_examples=8)
+
+
+def distance(algorithm, rounds=150):
+    """From the optimum of heterogeneous quadratics, under partial participation."""
+    model, data, optimum = QUADRATICS
+    state = fo.init_state(algorithm, {"x": jnp.zeros(40)}, 6)
+    result = fo.run_rounds(
+        algorithm, model, data, state, rounds,
+        cohort_size=3, batch_size=8, local_steps=3, strategy="vmap",
+    )  # fmt: skip
+    return float(jnp.linalg.norm(result.state.variables.params["x"] - optimum))
+
+
+def test_controls_need_their_memory():
+    """SCAFFOLD's c stays the mean of all c_i: it reaches the optimum as without a codec."""
+    codec, scaffold = compression.top_k(0.5), fo.scaffold(opt.sgd(0.02))
+    far = distance(fo.compressed(scaffold, upload=codec))
+    near = distance(fo.compressed(scaffold, upload=codec, error_feedback=True))
+    assert near < 1e-2 < 1 < far
+
+
+def test_feddc_bears_codes_but_no_delay():
+    """A quantiser's errors return at once; what is left out comes late, and is refused."""
+    feddc = fo.feddc(opt.sgd(0.02), 0.1)
+    coded = fo.compressed(feddc, upload=compression.uniform(4), error_feedback=True)
+    assert distance(coded) < 1.1 * distance(feddc) < 0.1
+    for wrapped in (feddc, fo.server_optimizer(feddc, opt.sgd(1.0)), fo.private(feddc, "params/b")):
+        late = fo.compressed(wrapped, upload=compression.top_k(0.5), error_feedback=True)
+        with pytest.raises(ValueError, match=r"error_feedback=True diverges .* comes too late"):
+            fo.init_state(late, START, NUM_CLIENTS)
+
+
+# With every algorithm -------------------------------------------------------------------------
+
+REFUSED = {
+    ("feddc", "compressed"): "error_feedback=True diverges here",
+    ("feddc", "both"): "error_feedback=True diverges here",
+    ("independent", "private"): "must have a field 'variables'",
+    ("independent", "both"): "must have a field 'variables'",
+}
+CODED = {"upload": compression.ce_fedavg(0.5), "error_feedback": True}
+DOWNLOAD = compression.chain(compression.uniform(8), companions=compression.exponential(8))
+WRAPPED = {
+    "compressed": lambda a: fo.compressed(a, **CODED),
+    "private": lambda a: fo.private(a, "params/b"),
+    "both": lambda a: fo.compressed(fo.private(a, "params/b"), **CODED, download=DOWNLOAD),
+}
+
+
+def _featured(variables, batch, key):
+    loss, aux = _loss(variables, batch, key)
+    return loss, aux._replace(features=batch["x"] * variables.params["w"][None, :])
+
+
+FEATURED = fo.Model(None, _featured)
+
+
+@pytest.mark.parametrize("name", [*ROWS, "independent"])
+def test_every_algorithm_is_wrapped_or_refused(name):
+    """Traced, not run: each gives the state that it was given, or a reason."""
+    algorithm = ROWS[name].make(LR) if name in ROWS else fo.independent(opt.sgd(LR))
+    for kind, wrap in WRAPPED.items():
+        wrapped, data = wrap(algorithm), batches(0)
+
+        def one_round(wrapped=wrapped, data=data):
+            state = fo.init_state(wrapped, START, NUM_CLIENTS)
+            probe = {} if wrapped.probe is None else {"probe_batches": data}
+            round_fn = fo.make_round(wrapped, FEATURED, "scan")
+            return state, round_fn(state, np.arange(NUM_CLIENTS), data, WEIGHTS, **probe)[0]
+
+        if (name, kind) in REFUSED:
+            with pytest.raises(ValueError, match=REFUSED[name, kind]):
+                jax.eval_shape(one_round)
+            continue
+        before, after = jax.eval_shape(one_round)
+        assert jax.tree.structure(before) == jax.tree.structure(after)
+        assert jax.tree.leaves(before) == jax.tree.leaves(after)
 
 
 RANDOM = fo.compressed(
@@ -290,9 +421,38 @@ def test_private_goes_inside():
     own = fo.personal_variables(algorithm, states[-1])
     assert len({float(own(i).params["b"]) for i in range(NUM_CLIENTS)}) == NUM_CLIENTS
     assert states[-1].variables.params["b"] == START["b"]
-    wrong = fo.private(fo.compressed(fo.mfl(opt.adam(LR)), upload=codec), "params/b")
-    with pytest.raises(ValueError, match="private goes inside of compressed"):
-        play(wrong, 1)
+    for option in ({"upload": codec}, {"download": compression.uniform(8)}):
+        wrong = fo.private(fo.compressed(fo.mfl(opt.adam(LR)), **option), "params/b")
+        with pytest.raises(
+            ValueError, match=rf"private goes inside .* where\), {next(iter(option))}="
+        ):
+            play(wrong, 1)
+
+
+def test_one_codec_behind_the_other_is_a_chain():
+    once = fo.compressed(fo.fedavg(opt.sgd(LR)), upload=compression.top_k(0.5))
+    for twice in (
+        fo.compressed(once, upload=compression.uniform(8)),
+        fo.compressed(once, upload=compression.uniform(8), error_feedback=True),
+        fo.compressed(
+            fo.compressed(once, download=compression.uniform(8)), download=compression.uniform(8)
+        ),
+    ):
+        with pytest.raises(ValueError, match=r"once: .* by compression\.chain"):
+            play(twice, 1)
+    both_ways = fo.compressed(once, download=compression.uniform(8))
+    assert fo.costs.of(both_ways, fo.Variables({"w": jnp.zeros(100)})).bytes_down < 200
+
+
+def test_small_moments_need_codes_by_exponent_in_a_download():
+    """Evenly spaced codes make one number, often 0, of all that is much smaller than the largest."""
+    message = fo.mfl(opt.adam(LR)).init(fo.Variables({"w": jnp.ones(100)}))
+    moments = message.optimizer._replace(v={"w": jnp.logspace(-8, 0, 100).at[0].set(0.0)})
+    message = message._replace(optimizer=moments)
+    even = compression.lossy(compression.uniform(8), message).optimizer.v["w"]
+    by_exponent = compression.lossy(DOWNLOAD, message).optimizer.v["w"]
+    assert np.sum(even == 0) > 60
+    np.testing.assert_allclose(by_exponent, moments.v["w"], rtol=0.08)
 
 
 def test_wrappers_around_it():
@@ -323,6 +483,10 @@ def test_a_client_that_diverges_is_not_made_to_look_well():
         ({"download": 8}, "download must be a Codec"),
         ({"download": compression.top_k(0.5)}, "download must not leave entries out"),
         ({"download": compression.uniform(8), "error_feedback": True}, "error_feedback"),
+        (
+            {"upload": compression.random_k(0.9, rescale=True), "error_feedback": True},
+            r"does not go with random_k\(rescale=True\)",
+        ),
     ],
 )
 def test_wrong_arguments_say_what_is_wrong(arguments, word):

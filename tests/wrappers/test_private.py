@@ -177,6 +177,37 @@ def test_a_pattern_that_matches_everything_is_refused(where):
         fo.init_state(fo.private(ALGORITHMS["fedavg"], where), variables, 2)
 
 
+@pytest.mark.parametrize("where", [(), []])
+def test_with_nothing_private_it_is_the_algorithm_itself(where):
+    """MTFL's limit; an empty pattern is still a pattern, and a wrong one."""
+    for algorithm in ALGORITHMS.values():
+        assert fo.private(algorithm, where) is algorithm
+    with pytest.raises(ValueError, match="where must be a pattern"):
+        fo.private(ALGORITHMS["fedavg"], "")
+
+
+@pytest.mark.parametrize("yes", [1, "yes", np.bool_(True), 0.5])
+def test_a_function_may_say_yes_in_other_words(yes):
+    """As Python takes them, and no is whatever Python takes for no."""
+    variables = fo.Variables({"w1": jnp.ones(2), "w2": jnp.ones(3), "b1": jnp.ones(1)})
+    algorithm = fo.private(ALGORITHMS["mfl"], lambda path, leaf: path == "params/w1" and yes)
+    server = fo.init_state(algorithm, variables, 2).server
+    expected = fo.init_state(fo.private(ALGORITHMS["mfl"], "params/w1"), variables, 2).server
+    helpers.assert_same_bits(server, expected)
+
+
+@pytest.mark.parametrize("second", ["params/b1", "params/w2", "params/{w2,b1}"])
+@pytest.mark.parametrize("between", [lambda a: a, lambda a: fo.server_optimizer(a, opt.sgd(1.0))])
+def test_private_inside_of_private_is_refused(second, between):
+    """Whatever the two name: one `where` names it all."""
+    params, _ = _problem(num_clients=1, size=1)
+    inside = between(fo.private(ALGORITHMS["fedavg"], WHERE))
+    with pytest.raises(
+        ValueError, match=r"private goes around an algorithm once: .*\[one, another"
+    ):
+        fo.init_state(fo.private(inside, second), params, 2)
+
+
 # Non-trainable state, and other wrappers ------------------------------------------------------
 
 
