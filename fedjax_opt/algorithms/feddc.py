@@ -9,7 +9,11 @@
              x+ = sum_i w_i y_i + h+
 
 h and c are the averages of all h_i and c_i: their means are uniform, whatever the weights. All begin at
-zero, in a client's first round as well.
+zero, in a client's first round as well. A client reads h_i and c_i only as q_i = alpha h_i - c_i, and
+uploads changes alone, so q_i is all that it keeps:
+
+    local    y <- y - eta (g + alpha y + (q_i - alpha x + c))
+    finish   q_i+ = q_i + alpha (y - x) - (c_i+ - c_i)
 
 Reference:
   Gao, Fu, Li, Chen, Xu, Xu. FedDC: federated learning with non-IID data via local drift decoupling and
@@ -50,10 +54,9 @@ class Message(NamedTuple):
 
 
 class Client(NamedTuple):
-    """c_i and h_i, zero until the client first takes part."""
+    """q_i = alpha h_i - c_i, zero until the client first takes part."""
 
-    control: Any
-    drift: Any
+    correction: Any
 
 
 class Upload(NamedTuple):
@@ -80,7 +83,7 @@ def feddc(optimizer: Triple, alpha: Any = 0.1) -> Algorithm:
       alpha: the weight of the penalty on the drift, not negative.
 
     Returns:
-      An `Algorithm` whose clients keep h_i and c_i.
+      An `Algorithm` whose clients keep alpha h_i - c_i.
 
     Example:
       >>> import fedjax_opt as fo
@@ -98,7 +101,7 @@ def feddc(optimizer: Triple, alpha: Any = 0.1) -> Algorithm:
         broadcast=_broadcast,
         start=start_with_count,
         step=Partial(_step, optimizer, alpha),
-        finish=Partial(_finish, optimizer),
+        finish=Partial(_finish, optimizer, alpha),
         server_step=Partial(_server_step, optimizer),
         receive=_receive,
     )
@@ -110,8 +113,7 @@ def _init(optimizer, variables):
 
 
 def _init_client(variables):
-    zero = trees.zeros_like(variables.params)
-    return Client(zero, zero)
+    return Client(trees.zeros_like(variables.params))
 
 
 def _broadcast(server):
@@ -123,22 +125,20 @@ def _step(optimizer, alpha, local, objective, batch, context):
     gradient, evaluation = objective.gradient(local.variables, batch)
     # What is the same in all steps stands together, so that the compiler takes it out of the loop.
     constant = trees.add_scaled(
-        trees.subtract(message.control, client.control),
-        alpha,
-        trees.subtract(client.drift, message.variables.params),
+        trees.add(client.correction, message.control), -alpha, message.variables.params
     )
     penalised = trees.add_scaled(gradient, alpha, local.variables.params)
     return descend(optimizer, local, trees.add(penalised, constant), evaluation), evaluation
 
 
-def _finish(optimizer, local, context):
+def _finish(optimizer, alpha, local, context):
     message, client = context.message, context.client
     delta = difference(local.variables, message.variables)
     per_step = inversion.per_step(delta, context.num_steps).delta_per_step
     used = inversion.mean_gradient(optimizer, message.optimizer, per_step)
     change = trees.subtract(used, message.control)
-    updated = Client(trees.add(client.control, change), trees.add(client.drift, delta.params))
-    return Upload(delta, Uniform(change)), updated
+    kept = trees.add_scaled(client.correction, alpha, delta.params)
+    return Upload(delta, Uniform(change)), Client(trees.subtract(kept, change))
 
 
 def _receive(upload, num_steps):

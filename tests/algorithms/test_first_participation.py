@@ -80,8 +80,7 @@ def _direction(name, server, client, num_steps):
         return lambda g, y, _: _combine([1, -1], [g, client.h])
     if name == "feddc":
         return lambda g, y, _: _combine(
-            [1, ALPHA, ALPHA, -ALPHA, 1, -1],
-            [g, client.drift, y, x, server.control, client.control],
+            [1, 1, ALPHA, -ALPHA, 1], [g, client.correction, y, x, server.control]
         )
     previous = client.previous.params
     return lambda g, y, features: _combine(
@@ -114,11 +113,10 @@ def _kept(name, server, client, y, gradient, num_steps, t):
         away = t - client.last_round
         return {"h": _combine([1 / away, MU, -MU], [client.h, x, y]), "last_round": t}
     if name == "feddc":
-        rate = 1 / (LR * num_steps)
-        return {
-            "drift": _combine([1, 1, -1], [client.drift, y, x]),
-            "control": _combine([1, -1, rate, -rate], [client.control, server.control, x, y]),
-        }
+        # alpha (h_i + y - x) - (c_i - c + (x - y) / (eta K))
+        rate = ALPHA + 1 / (LR * num_steps)
+        parts = [client.correction, server.control, y, x]
+        return {"correction": _combine([1, 1, rate, -rate], parts)}
     return {"previous": fo.Variables(y)}
 
 
@@ -202,7 +200,6 @@ MEANS = {
     "scaffold": ("control",),
     "scaffold_m": ("control",),
     "feddyn": ("h",),
-    "feddc": ("control", "drift"),
 }
 
 
@@ -215,6 +212,16 @@ def test_server_keeps_the_mean_over_all_clients(name):
             mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), getattr(state.clients, field))
             helpers.assert_close(getattr(state.server, field), mean, 1e-12)
             assert helpers.distance(mean, jax.tree.map(np.zeros_like, mean)) > 1e-4
+
+
+def test_feddcs_server_keeps_the_means_that_its_clients_keep_together():
+    """alpha h - c is the mean of alpha h_i - c_i."""
+    _, states = _play("feddc")
+    for state in states[1:]:
+        mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), state.clients.correction)
+        kept = _combine([ALPHA, -1], [state.server.drift, state.server.control])
+        helpers.assert_close(kept, mean, 1e-12)
+        assert helpers.distance(state.server.drift, state.server.control) > 1e-4
 
 
 # AdaBest --------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ HYPERPARAMETERS = st.fixed_dictionaries(
 
 # Fields of server states by the oracles' names; the optimiser's statistics come to these.
 SERVER = {"c": "control", "d": "direction", "m": "momentum", "xbar": "mean"}
-CLIENT = {"client_controls": "control", "anchors": "anchor"}
+CLIENT = {"client_controls": "control", "anchors": "anchor", "correction": "correction"}
 # Returned by oracles beside the state.
 NO_STATE = {"params", "loss", "objective", "deltas"}
 
@@ -254,6 +254,13 @@ def test_algorithm_is_its_oracle(name, model, seed, hyper):
         last_round |= dict.fromkeys(rounds[t]["clients"], np.int32(t + 1))
         if "last_round" in clients:
             oracle = {"last_round": last_round, **oracle}
+        if name == "feddc":
+            # Clients keep what their steps read of both: alpha h_i - c_i.
+            drifts, controls = oracle.pop("client_h"), oracle.pop("client_controls")
+            oracle["correction"] = {
+                i: jax.tree.map(lambda h, c: hyper["alpha"] * h - c, h_i, controls[i])
+                for i, h_i in drifts.items()
+            }
         if name == "adaptive-momentum":
             # FedAvgM's m is not normalised; the triple's is, by 1 - beta.
             oracle["m"] = jax.tree.map(lambda m: (1 - hyper["beta"]) * m, oracle["m"])

@@ -126,7 +126,7 @@ CLIENT_STATE = {
     "feddyn": lambda client: {"local_delta": client.h},
     # Rounds count from 1 there, and 0 is before them.
     "adabest": lambda client: {"prev_grads": client.h, "last_round": client.last_round + 1},
-    "feddc": lambda client: {"drift_h": client.drift, "gradient_state": client.control},
+    "feddc": lambda client: {"correction": client.correction},
     "moon-nomomentum": lambda client: {"local_model": client.previous.params},
 }
 
@@ -168,6 +168,16 @@ def _check(ours, theirs):
     helpers.assert_close(ours, theirs, 1e-12)
 
 
+def _read_together(recorded, alpha):
+    """FedDC's clients keep what their steps read of two things that are recorded: alpha h_i - c_i."""
+
+    def correction(state):
+        drift, control = state["drift_h"], state["gradient_state"]
+        return {name: alpha * np.asarray(drift[name]) - np.asarray(control[name]) for name in drift}
+
+    return {client: {"correction": correction(state)} for client, state in recorded.items()}
+
+
 def _check_clients(name, clients, recorded):
     """All that is recorded of every client, and the initial state of those left out."""
     states = {i: CLIENT_STATE[name](helpers.entry(clients, i)) for i in range(NUM_CLIENTS)}
@@ -203,7 +213,9 @@ def test_published_trajectory(name):
             _check(ours[key], theirs[key])
         assert ("client_state" in recorded) == (name in CLIENT_STATE)
         if name in CLIENT_STATE:
-            _check_clients(name, after.clients, recorded["client_state"])
+            kept = recorded["client_state"]
+            kept = _read_together(kept, hyper["alpha"]) if name == "feddc" else kept
+            _check_clients(name, after.clients, kept)
         if "train_loss" in recorded:
             assert abs(float(infos[t].loss) - recorded["train_loss"]) <= 1e-12
 

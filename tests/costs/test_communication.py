@@ -69,7 +69,7 @@ BY_HAND = {
     "fedcm": (fo.fedcm(SGD), V + X, V, V + X, 0, V + X, V + X),
     # A step reads x and c of what was sent, h_i and c_i of its own. The server keeps c and h, and sums
     # y - x twice, the second time uniformly.
-    "feddc": (fo.feddc(SGD), V + X, V + X, V + 4 * X, 2 * X, V + 2 * X, V + 2 * X),
+    "feddc": (fo.feddc(SGD), V + X, V + X, V + 3 * X, X, V + 2 * X, V + 2 * X),
     # A step reads x and h_i; y - x is summed twice.
     "feddyn": (fo.feddyn(SGD), V, V, V + 2 * X, X, V + X, V + X),
     # The round in which a client last took part is read when it finishes.
