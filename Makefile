@@ -33,7 +33,10 @@ docs: .venv/.dev  ## Run the code in the README, the docs, the examples and the 
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal --doctest-modules fedjax_opt
 
 bench: .venv/.bench  ## Measure speed
-	@$(BIN)/python benchmarks/speed/run.py
+	@$(BIN)/python benchmarks/speed/run.py --output benchmarks/results/speed.json
+	@$(BIN)/python benchmarks/speed/growth.py --output benchmarks/results/speed_growth.json
+	@$(BIN)/python benchmarks/speed/sweep.py --output benchmarks/results/speed_sweep.json
+	@$(BIN)/python benchmarks/speed/draw.py
 
 clean:  ## Remove environments and caches
 	rm -rf .venv .ci-venvs build dist .hypothesis .pytest_cache .ruff_cache

@@ -27,6 +27,7 @@ fo.use_cpu_devices()  # before JAX starts
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
+import ours  # noqa: E402
 
 from fedjax_opt import optimizers as opt  # noqa: E402
 
@@ -138,7 +139,7 @@ def main() -> None:
     args = parser.parse_args()
     task = common.TASKS["w2"]
     data = fo.place(fo.ClientData.from_list(common.client_data(task)))
-    first = jax.tree.map(jnp.asarray, common.first_params(task))
+    first = ours.to_ours(common.first_params(task))
     model = fo.models.classifier(lambda key, batch: first, forward)
     chosen = [name.strip() for name in args.only.split(",") if name.strip()] or list(ENTRIES)
     unknown = set(chosen) - set(ENTRIES)

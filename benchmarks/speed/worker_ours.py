@@ -8,32 +8,24 @@ import common
 
 import fedjax_opt as fo
 
-args = common.worker_parser(__doc__).parse_args()
+parser = common.worker_parser(__doc__)
+parser.add_argument("--ids", action="store_true", help="texts as token ids (w1)")
+args = parser.parse_args()
 fo.use_cpu_devices()  # before JAX starts
 
 import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-
-
-def forward(params, x):
-    h = x
-    for i, (w, b) in enumerate(params):
-        h = (jax.nn.relu(h) if i else h) @ w + b
-    return h
+import ours  # noqa: E402
 
 
 def setup():
     task = common.TASKS[args.task]
-    clients = common.client_data(task)
-    data = fo.place(fo.ClientData.from_list(clients))
-    first = jax.tree.map(jnp.asarray, common.first_params(task))
-    first_loss = common.train_loss(first, clients)
-    model = fo.models.classifier(lambda key, batch: first, forward)
+    clients = common.client_data(task)  # to evaluate
+    data = fo.place(fo.ClientData.from_list(common.client_data(task, args.ids)))
     algorithm = fo.fedavg(fo.optimizers.sgd(task.learning_rate))
-    batch = {name: value[: task.batch] for name, value in clients[0].items()}
-    params = model.init(jax.random.key(0), batch)
-    state = fo.init_state(algorithm, params, num_clients=data.num_clients, key=jax.random.key(1))
-    state = fo.place(state)
+    model, state = ours.first_state(task, algorithm, data.num_clients, args.ids)
+
+    def loss():
+        return common.train_loss(task, ours.from_ours(state.variables.params), clients)
 
     def run():
         nonlocal state
@@ -50,9 +42,9 @@ def setup():
             strategy="sharded",
         )
         state = jax.block_until_ready(result.state)
-        seconds = time.perf_counter() - start
-        return {"seconds": seconds, "loss": common.train_loss(state.variables.params, clients)}
+        return {"seconds": time.perf_counter() - start, "loss": loss()}
 
+    first_loss = loss()
     first_run = run()
     run()
     versions = {name: version(name) for name in ("jax", "jaxlib", "numpy")}
