@@ -53,7 +53,9 @@ def print_table(saved):
                 for found in longer or runs_of(saved, task, algorithm)
             ]
             print(f"{task}, {label}: rounds to {target:.0%}: {rounds}")
-    print("†: a loss was not finite before the last round; the accuracy is that of the last evaluation.")
+    print(
+        "†: a loss was not finite before the last round; the accuracy is that of the last evaluation."
+    )
     total = sum(found["seconds"] for found in saved["table"].values())
     print(f"All runs of the table together: {total / 60:.0f} minutes.")
 

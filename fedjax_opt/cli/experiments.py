@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     output = options.output or _new_directory(options.command, experiment)
     try:
         with RunDirectory(output, to_toml(experiment), experiment.seeds) as directory:
-            _play(experiment, task, setup, directory)
+            play(experiment, task, setup, directory)
     except KeyboardInterrupt:
         print(
             f"\nWhat was done is kept. To go on: {command_line(options.command, experiment, output)}",
@@ -106,7 +106,8 @@ def _new_directory(command: str, experiment: Experiment) -> pathlib.Path:
     return pathlib.Path("runs") / f"{command}-{experiment.task.name}-{stamp}"
 
 
-def _play(experiment: Experiment, task: Any, setup: Any, directory: RunDirectory) -> None:
+def play(experiment: Experiment, task: Any, setup: Any, directory: RunDirectory) -> None:
+    """Plays what is missing, and shows how far it is."""
     total = setup.rounds * sum(len(program.trials) for program in setup.programs)
     bar = tqdm(total=total, unit="round", desc=experiment.task.name)
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 import fedjax_opt as fo
-from fedjax_opt.cli import data, demo, experiments, listing, plan, report
+from fedjax_opt.cli import data, demo, experiments, listing, plan, report, reproduce
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"fedjax_opt {fo.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (demo, experiments, report, listing, plan, data):
+    for command in (demo, experiments, reproduce, report, listing, plan, data):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     fo.use_cpu_devices()

@@ -52,8 +52,10 @@ def write(
     title: str | None = None,
     baseline: str | None = None,
     plots: pathlib.Path | None = None,
+    notes: Sequence[str] = (),
+    commands: Sequence[str] = (),
 ) -> pathlib.Path:
-    """Writes a page about the runs, and returns where it is."""
+    """Writes a page about the runs, with notes and commands if they are given; returns where it is."""
     found = [(path, read(path)) for path in runs]
     experiments = [from_toml(results.config, str(path / "config.toml")) for path, results in found]
     tasks = {str(experiment.task) for experiment in experiments}
@@ -73,6 +75,7 @@ def write(
     if not curves:
         raise ValueError(f"{runs[0]} holds no evaluation yet: there is nothing to report on.")
     about = _about(experiments, found, title, baseline or _baseline(curves))
+    about = about._replace(notes=[*notes, *about.notes], commands=[*commands] or about.commands)
     if plots is not None:
         save_plots(plots, about, curves)
     return write_report(page, about, curves)

@@ -12,6 +12,9 @@ from fedjax_opt.experiments.papers.entry import MEASURES, Entry, Part
 from fedjax_opt.experiments.summary import Outcome, best_of_each, judge, outcomes
 from fedjax_opt.metrics import smooth
 
+# Measures that say how an algorithm is beside the baseline.
+_RELATIVE = ("match", "steps")
+
 
 class Row(NamedTuple):
     """One algorithm of one part.
@@ -22,7 +25,7 @@ class Row(NamedTuple):
       hyperparameters: those that won, if there was a search.
       seeds: one for each number.
       values: numbers `[seeds]` by measure; infinite where a target was not reached, NaN where a run
-        diverged.
+        diverged. What is relative to a baseline that was not run is left out.
       last: the last round.
     """
 
@@ -34,9 +37,7 @@ class Row(NamedTuple):
     last: int
 
 
-def measure(
-    entry: Entry, found: Sequence[tuple[Part, Sequence[Mapping[str, Any]]]]
-) -> list[Row]:
+def measure(entry: Entry, found: Sequence[tuple[Part, Sequence[Mapping[str, Any]]]]) -> list[Row]:
     """The rows of a reproduction.
 
     Args:
@@ -60,6 +61,7 @@ def measure(
             {
                 name: _VALUES[name](part.experiment, outcome, bases.get(part.group, outcome))
                 for name in entry.measures
+                if part.group in bases or name not in _RELATIVE
             },
             int(outcome.rounds[-1]),
         )
@@ -96,7 +98,7 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
     found = []
     for group, (better, worse, name) in claims:
         first, second = (by_group.get((group, label)) for label in (better, worse))
-        if first is None or second is None:
+        if first is None or second is None or name not in first.values:
             continue
         side = "above" if name == "accuracy" else "below"
         found.append(
@@ -107,21 +109,18 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
 
 
 def _verdict(name: str, better: Row, worse: Row) -> str:
-    ahead, behind = better.values[name], worse.values[name]
-    if name != "accuracy":
-        ahead, behind = behind, ahead
-    missing = [~np.isfinite(values).all() for values in (ahead, behind)]
-    if any(missing) or better.seeds != worse.seeds:
+    more = name == "accuracy"  # of all else less is better
+    first, second = better.values[name], worse.values[name]
+    if better.seeds != worse.seeds or np.array_equal(first, second):
+        return "not decided"
+    if not np.isfinite([*first, *second]).all():
         # What never reached the target is behind what always did.
-        lost, won = (np.isinf(row.values[name]).all() for row in (worse, better))
-        if lost and np.isfinite(better.values[name]).all():
+        if np.isfinite(first).all() and np.isinf(second).all():
             return "holds"
-        if won and np.isfinite(worse.values[name]).all():
+        if np.isinf(first).all() and np.isfinite(second).all():
             return "does not hold"
         return "not decided"
-    if np.array_equal(ahead, behind):
-        return "not decided"
-    mean, half = interval(ahead - behind)
+    mean, half = interval(first - second if more else second - first)
     if np.isnan(half):
         return "holds, of one seed" if mean > 0 else "does not hold, of one seed"
     if abs(mean) <= half:
@@ -130,12 +129,16 @@ def _verdict(name: str, better: Row, worse: Row) -> str:
 
 
 def _text(name: str, row: Row) -> str:
+    if name not in row.values:
+        return ""
     values = row.values[name]
     if np.isnan(values).any():
         return "diverged"
     if np.isinf(values).any():
         missed = int(np.isinf(values).sum())
-        return "not reached" if missed == len(values) else f"not reached by {missed} of {len(values)}"
+        return (
+            "not reached" if missed == len(values) else f"not reached by {missed} of {len(values)}"
+        )
     mean, half = interval(values)
     digits = {"accuracy": 1, "steps": 3, "rounds": 0}.get(name, 2)
     text = f"{mean:.{digits}f}"

@@ -1,0 +1,246 @@
+"""`fedjax-opt reproduce`: a table or figure of a paper, with what the paper reports beside it.
+
+fedjax-opt reproduce --list
+    what there is
+fedjax-opt reproduce fedgbo-table4 --quick
+    on small data, in minutes; it should still show what the paper shows
+fedjax-opt reproduce fedgbo-table4 --only cifar100 --output runs/table4
+    the paper's own task, rounds and seeds; the same command goes on where it was stopped
+fedjax-opt reproduce fedgbo-table4 --quick --dry-run
+    what would run, and about how long
+
+Each part is a run directory of its own, as `fedjax-opt compare` leaves it. Beside them are a page for
+each group of parts, and reproduced.md: the table, and which orderings of the paper hold.
+"""
+
+import argparse
+import datetime
+import pathlib
+import shlex
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from fedjax_opt.cli import dry_run, experiments, report
+from fedjax_opt.core.tables import table_lines
+from fedjax_opt.experiments import papers, playing
+from fedjax_opt.experiments.config import to_toml
+from fedjax_opt.experiments.papers.entry import MEASURES, prepared
+from fedjax_opt.experiments.pricing import Device
+from fedjax_opt.experiments.recipes import load_task
+from fedjax_opt.experiments.rundir import RunDirectory, read
+from fedjax_opt.experiments.specs import unknown
+from fedjax_opt.tasks import Task
+
+_TABLE = "reproduced.md"
+_WIDTH = 96
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "reproduce",
+        help="a table or figure of a paper, at full size or quickly, beside what the paper reports",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="what to reproduce; see --list")
+    parser.add_argument("--list", action="store_true", help="print what there is, and end")
+    parser.add_argument("--quick", action="store_true", help="small data, in a few minutes")
+    parser.add_argument("--only", metavar="PART", help="only parts whose name starts with this")
+    parser.add_argument(
+        "--output", type=pathlib.Path, metavar="DIR",
+        help="where results go: a new directory, or one in which the same is to be continued"
+        " (default: a new one in runs/)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--leaf", default="leaf", metavar="DIR",
+        help="LEAF's repository with its data, which some tasks of full size read (default: leaf)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dry-run", action="store_true",
+        help="print what would run, its memory, operations, bytes and an estimate of its time, and end",
+    )  # fmt: skip
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plays the parts, and prints what came of them beside the paper's numbers."""
+    if options.list:
+        _print_list()
+        return 0
+    if options.name is None:
+        raise ValueError(
+            "Say what to reproduce: `fedjax-opt reproduce --list` shows what there is."
+        )
+    entry = papers.find(options.name)
+    if entry.script is not None:
+        _paragraph(f"{entry.paper} {entry.where}. {entry.finds}")
+    parts = _chosen(entry.parts(options.quick, options.leaf), options.only)
+    _paragraph(f"{entry.paper} {entry.where}. {entry.finds}")
+    _paragraph(entry.quick_differs if options.quick else entry.differs)
+    output = options.output or _new_directory(entry.name, options.quick)
+    if not options.dry_run:
+        _check_output(output, entry.parts(options.quick, options.leaf))
+    task, loaded = None, None
+    for part in parts:
+        if task is None or loaded != part.experiment.task:
+            task, loaded = load_task(part.experiment.task), part.experiment.task
+        _play(options, part, task, output / part.name)
+    if not options.dry_run:
+        _report(options, entry, parts, output)
+    return 0
+
+
+def _chosen(parts: Sequence[papers.Part], only: str | None) -> list[papers.Part]:
+    if only is None:
+        return list(parts)
+    chosen = [part for part in parts if part.name.startswith(only)]
+    if not chosen:
+        names = [part.name for part in parts]
+        raise unknown("part", only, names, f"There are {', '.join(names)}.")
+    return chosen
+
+
+def _play(options: argparse.Namespace, part: papers.Part, task: Task, output: pathlib.Path) -> None:
+    task = prepared(part, task)
+    setup = playing.set_up(part.experiment, task)
+    if part.seconds_per_step is not None:
+        rate = setup.programs[0].price.flops_per_step / part.seconds_per_step
+        setup = playing.set_up(part.experiment, task, Device(flops_per_second=rate))
+    print(f"{part.name}: {task.data.summary()}; {len(setup.test['y'])} test examples.")
+    if options.dry_run:
+        dry_run.print_plan(task, setup)
+        return
+    config = to_toml(part.experiment)
+    try:
+        with RunDirectory(output, config, part.experiment.seeds) as directory:
+            experiments.play(part.experiment, task, setup, directory)
+    except KeyboardInterrupt:
+        command = _command(options, output.parent)
+        print(f"\nWhat was done is kept. To go on: {command}", file=sys.stderr)
+        raise
+
+
+def _report(
+    options: argparse.Namespace,
+    entry: papers.Entry,
+    parts: Sequence[papers.Part],
+    output: pathlib.Path,
+) -> None:
+    rows = papers.measure(entry, [(part, read(output / part.name).records) for part in parts])
+    found = papers.verdicts(rows)
+    header, lines = _table(entry, rows)
+    table = table_lines(header, lines, (0, 1))
+    print("\n".join(table))
+    for sentence in found:
+        _paragraph(sentence)
+    command = _command(options, output)
+    for group in dict.fromkeys(part.group for part in parts):
+        own = [part for part in parts if part.group == group]
+        page = report.write(
+            [output / part.name for part in own],
+            output / f"{group}.html",
+            f"{entry.name}: {group}",
+            next((row.label for row in rows if row.label == entry.baseline), None),
+            notes=_notes(options, entry, [row for row in rows if row.part in own], group, found),
+            commands=[command],
+        )
+        print(f"Report: {page}")
+    text = "\n".join(
+        [
+            f"# {entry.name}", "", f"{entry.paper} {entry.where}. {entry.finds}", "",
+            entry.quick_differs if options.quick else entry.differs, "", f"    {command}", "",
+            "```text", *table, "```", "", *(f"- {line}" for line in found),
+        ]
+    )  # fmt: skip
+    (output / _TABLE).write_text(f"{text}\n", encoding="utf-8")
+    print(f"Results: {output}")
+
+
+def _table(entry: papers.Entry, rows: Sequence[papers.Row]) -> tuple[list[str], list[list[str]]]:
+    """A row for each algorithm; a measure of which the paper says nothing has one column."""
+    told = [any(papers.cells(entry, row)[i][0] for row in rows) for i in range(len(entry.measures))]
+    header = ["part", "algorithm"]
+    for name, any_told in zip(entry.measures, told, strict=True):
+        header += [f"paper: {MEASURES[name]}", "here"] if any_told else [f"here: {MEASURES[name]}"]
+    lines = []
+    for row in rows:
+        line = [row.part.group, row.label]
+        for (paper, here), any_told in zip(papers.cells(entry, row), told, strict=True):
+            line += [paper.replace("±", " ± "), here] if any_told else [here]
+        lines.append(line)
+    return header, lines
+
+
+def _notes(
+    options: argparse.Namespace,
+    entry: papers.Entry,
+    rows: Sequence[papers.Row],
+    group: str,
+    found: Sequence[str],
+) -> list[str]:
+    """What a page says: the paper's finding, its numbers, and whether its orderings hold."""
+    notes = [f"{entry.paper} {entry.where}: {entry.finds}"]
+    notes += [entry.quick_differs if options.quick else entry.differs]
+    for row in rows:
+        for name, (paper, here) in zip(entry.measures, papers.cells(entry, row), strict=True):
+            if paper:
+                told = paper.replace("±", " ± ")
+                notes.append(
+                    f"{row.label}: {MEASURES[name]} {told} in the paper ({row.part.beside}),"
+                    f" {here} here."
+                )
+    return [*filter(None, notes), *(line for line in found if line.startswith(f"{group}: "))]
+
+
+def _command(options: argparse.Namespace, output: pathlib.Path) -> str:
+    words = ["fedjax-opt", "reproduce", options.name, *(["--quick"] if options.quick else [])]
+    words += ["--only", options.only] if options.only else []
+    words += [] if options.leaf == "leaf" else ["--leaf", options.leaf]
+    return shlex.join([*words, "--output", str(output)])
+
+
+def _new_directory(name: str, quick: bool) -> pathlib.Path:
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return pathlib.Path("runs") / f"{name}{'-quick' if quick else ''}-{stamp}"
+
+
+def _check_output(output: pathlib.Path, parts: Sequence[papers.Part]) -> None:
+    """Refuses a directory that holds anything else."""
+    known = {_TABLE, *(part.name for part in parts), *(f"{part.group}.html" for part in parts)}
+    there = {path.name for path in output.iterdir()} if output.exists() else set()
+    if there - known:
+        raise ValueError(
+            f"{output} must be empty, or hold the same to be continued, but it holds other files,"
+            f" {min(there - known)} among them. Choose another directory."
+        )
+
+
+def _print_list() -> None:
+    rows = [
+        [
+            name,
+            entry.where,
+            ", ".join(
+                size for size, made in (("full", entry.full), ("--quick", entry.quick)) if made
+            )
+            or entry.script
+            or "",
+        ]
+        for name, entry in papers.ENTRIES.items()
+    ]
+    print("\n".join(table_lines(["name", "table or figure", "sizes"], rows, (0, 1, 2))))
+    for paper in dict.fromkeys(entry.paper for entry in papers.ENTRIES.values()):
+        own = [entry for entry in papers.ENTRIES.values() if entry.paper == paper]
+        print()
+        _paragraph(paper)
+        for entry in own:
+            _paragraph(f"{entry.name}: {entry.finds}", "  ")
+
+
+def _paragraph(text: str, indent: str = "") -> None:
+    if text:
+        rest = f"{indent}  " if indent else ""
+        print(textwrap.fill(text, _WIDTH, initial_indent=indent, subsequent_indent=rest))

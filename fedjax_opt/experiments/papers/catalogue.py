@@ -1,0 +1,28 @@
+"""Everything that can be reproduced, by name."""
+
+from fedjax_opt.experiments.papers import decaying_k, fedacg, fedgbo, ghbm, thesis
+from fedjax_opt.experiments.papers.entry import Entry
+from fedjax_opt.experiments.specs import unknown
+
+#: The entries by name.
+ENTRIES: dict[str, Entry] = {
+    entry.name: entry
+    for module in (fedgbo, decaying_k, ghbm, fedacg, thesis)
+    for entry in module.ENTRIES
+}
+
+
+def find(name: str) -> Entry:
+    """The entry of a name.
+
+    Args:
+      name: of `ENTRIES`; any other is refused with the nearest.
+
+    Example:
+      >>> from fedjax_opt.experiments.papers import find
+      >>> find("fedgbo-table4").where
+      'Table 4'
+    """
+    if name not in ENTRIES:
+        raise unknown("reproduction", name, ENTRIES, "`fedjax-opt reproduce --list` shows all.")
+    return ENTRIES[name]

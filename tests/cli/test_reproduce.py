@@ -1,0 +1,124 @@
+"""`fedjax-opt reproduce` as a person uses it, in this process."""
+
+import shlex
+
+import pytest
+
+import fedjax_opt as fo
+from fedjax_opt.cli import dry_run, main, reproduce
+from fedjax_opt.experiments import papers, playing
+from fedjax_opt.experiments.papers.entry import experiment
+from fedjax_opt.experiments.pricing import Prices
+
+SIZES = [
+    (name, quick)
+    for name, entry in papers.ENTRIES.items()
+    for quick in (False, True)
+    if (entry.quick if quick else entry.full)
+]
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    """Runs the command in a folder; returns its status, standard output and standard error."""
+    monkeypatch.setattr(fo, "use_cpu_devices", lambda: None)  # JAX has started already
+    monkeypatch.chdir(tmp_path)
+
+    def run(text):
+        status = main(shlex.split(f"reproduce {text}"))
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def any_data(monkeypatch):
+    """Every task is digits with the algorithms that it suggests, and prices are not derived."""
+    known = ("cifar100_pam", "femnist_cnn", "sent140", "shakespeare")
+    digits = fo.tasks.digits()
+
+    def load(spec):
+        steps = spec.arguments.get("local_steps", 10)
+        found = fo.tasks.tuned(spec.name, steps) if spec.name in known else digits.algorithms
+        return digits._replace(algorithms=found)
+
+    price = Prices(1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+    monkeypatch.setattr(reproduce, "load_task", load)
+    monkeypatch.setattr(playing, "prices", lambda *_: price)
+    monkeypatch.setattr(dry_run, "_matrix_rate", lambda: 1e9)
+
+
+@pytest.mark.parametrize("name, quick", SIZES)
+def test_every_entry_can_be_planned(command, any_data, tmp_path, name, quick):
+    status, printed, failed = command(f"{name} --dry-run {'--quick' if quick else ''}")
+    assert status == 0, failed
+    entry = papers.find(name)
+    assert all(f"{part.name}: " in printed for part in entry.parts(quick))
+    assert entry.where in " ".join(printed.split()) and not any(tmp_path.iterdir())
+
+
+def test_all_are_listed(command):
+    status, printed, _ = command("--list")
+    assert status == 0 and all(name in printed for name in papers.ENTRIES)
+    assert "benchmarks/personalisation/run.py" in printed
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "--list"),
+        ("gbhm-table9", "Did you mean 'ghbm-table9'"),
+        ("ghbm-table9 --quick --only digits-cylic", "Did you mean 'digits-cyclic'"),
+        ("mtfl", "python benchmarks/personalisation/run.py"),
+        ("ghbm-table3", "Use --quick"),
+    ],
+)
+def test_what_cannot_be_done_says_what_to_do(command, text, message):
+    status, _, failed = command(text)
+    assert status == 2 and message in failed
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """An entry of two parts: uniform cohorts, and cyclic ones."""
+
+    def part(name, members, sampler):
+        made = experiment(
+            "digits(num_clients=6)", members, rounds=2, local_steps=2, batch_size=4,
+            evaluate_every=1, seeds=(0, 1),
+        )  # fmt: skip
+        told = {"fedavg": {"accuracy": "12.3±0.4"}}
+        claims = (papers.Claim("fedcm", "fedavg"),)
+        return papers.Part(name, name, made, "Table 1", told, claims, sampler)
+
+    def parts():
+        fedavg, fedcm = "fedavg(learning_rate=0.1)", "fedcm(learning_rate=0.1)"
+        return [
+            part("uniform", [fedavg], fo.cohorts.uniform(2)),
+            part("cyclic", [fedavg, fedcm], fo.cohorts.cyclic(2)),
+        ]
+
+    entry = papers.Entry("small", "Somebody.", "Table 1", "It works.", quick=parts)
+    monkeypatch.setitem(papers.ENTRIES, "small", entry)
+
+
+@pytest.mark.slow
+def test_numbers_stand_beside_the_papers_and_on_the_page(command, small, tmp_path):
+    status, printed, failed = command("small --quick --output out")
+    assert status == 0, failed
+    written = (tmp_path / "out" / "reproduced.md").read_text()
+    for text in (printed, written):
+        assert "12.3 ± 0.4" in text and "fedcm above fedavg in accuracy" in text
+    page = (tmp_path / "out" / "cyclic.html").read_text()
+    assert "12.3 ± 0.4 in the paper (Table 1)" in page and "It works." in page
+    assert "fedjax-opt reproduce small --quick --output out" in page
+    uniform, cyclic = (
+        fo.experiments.read(tmp_path / "out" / name).records for name in ("uniform", "cyclic")
+    )
+    assert len(uniform) == 4 and uniform[0]["accuracy"] != cyclic[0]["accuracy"]
+    # Once more there is nothing to do; elsewhere nothing is overwritten.
+    again = command("small --quick --output out")
+    assert again[0] == 0 and again[1].splitlines()[-1] == printed.splitlines()[-1]
+    (tmp_path / "out" / "mine.txt").write_text("")
+    status, _, failed = command("small --quick --output out")
+    assert status == 2 and "mine.txt" in failed
