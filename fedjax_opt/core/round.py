@@ -276,4 +276,6 @@ def _pad(strategy: Strategy, clients: _Client) -> _Client:
         return clients
     rows = np.minimum(np.arange(padded_size), size - 1)
     padded = jax.tree.map(lambda x: x[rows], clients)
-    return padded._replace(num_steps=padded.num_steps.at[size:].set(0))
+    return padded._replace(
+        num_steps=padded.num_steps.at[size:].set(0), weight=padded.weight.at[size:].set(0)
+    )

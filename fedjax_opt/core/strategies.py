@@ -67,15 +67,13 @@ def resolve(strategy: str | Strategy) -> Strategy:
     checks.integer("strategy.size", strategy.size, low=1)
     if strategy.name == "auto" and jax.default_backend() == "cpu":
         strategy = strategy._replace(name="sharded" if jax.local_device_count() > 1 else "scan")
-    if strategy.name == "sharded":
-        mesh = strategy.mesh or Mesh(np.array(jax.local_devices()), (AXIS,))
-        if mesh.axis_names != (AXIS,):
-            raise ValueError(
-                f"strategy.mesh must have the one axis {AXIS!r}, got {mesh.axis_names}."
-            )
-        # Rebuilt, since a mesh may come with axes of another type than shard_map expects.
-        strategy = strategy._replace(mesh=Mesh(mesh.devices, mesh.axis_names))
-    return strategy
+    if strategy.name != "sharded":
+        return strategy._replace(mesh=None)
+    mesh = strategy.mesh or Mesh(np.array(jax.local_devices()), (AXIS,))
+    if mesh.axis_names != (AXIS,):
+        raise ValueError(f"strategy.mesh must have the one axis {AXIS!r}, got {mesh.axis_names}.")
+    # Rebuilt, since a mesh may come with axes of another type than shard_map expects.
+    return strategy._replace(mesh=Mesh(mesh.devices, mesh.axis_names))
 
 
 def place(tree: Any, strategy: str | Strategy = "auto") -> Any:
@@ -154,7 +152,7 @@ def round_up(strategy: Strategy, size: int) -> int:
     part = 1
     if strategy.name == "chunked":
         part = min(strategy.size, size)
-    elif strategy.name == "sharded":
+    elif strategy.mesh is not None:
         part = strategy.mesh.size
     return -(-size // part) * part
 
@@ -200,7 +198,7 @@ def write_rows(strategy: Strategy, table: Any, rows: Any, places: jax.Array) -> 
     rows go from device to device a few at a time, and from the cache straight into the table. Gathering
     all of them first would write and read each once more in memory.
     """
-    if strategy.name != "sharded" or not jax.tree.leaves(table):
+    if strategy.mesh is None or not jax.tree.leaves(table):
         return jax.tree.map(lambda old, new: old.at[places].set(new, mode="drop"), table, rows)
     limit = _EXCHANGED_BYTES.get(strategy.mesh.devices.flat[0].platform, _EXCHANGED_BYTES["gpu"])
     row_bytes = sum(x.nbytes // x.shape[0] for x in jax.tree.leaves(rows))
