@@ -202,6 +202,15 @@ class Algorithm(_Functions):
         return cls(*iterable)
 
 
+def check_algorithm(algorithm: Any) -> None:
+    """Refuses what is not an algorithm, such as a constructor that was not called."""
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(
+            "algorithm must be an Algorithm, such as"
+            f" fedjax_opt.fedavg(fedjax_opt.optimizers.sgd(0.1)), got {algorithm!r}."
+        )
+
+
 @jax.tree_util.register_static
 class StaticInt(int):
     """A whole number that is structure of an algorithm (the length of a buffer), not a leaf."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_opt.core import checks, strategies
 from fedjax_opt.core import diagnostics as watching
-from fedjax_opt.core.algorithm import Algorithm
+from fedjax_opt.core.algorithm import Algorithm, check_algorithm
 from fedjax_opt.core.feeding import Feeding
 from fedjax_opt.core.model import Model
 from fedjax_opt.core.round import Info, federated_round
@@ -40,7 +40,7 @@ def make_round(
       - `num_steps`: an int or `[S]`, how many of the K steps each client takes; all by default. In
         `[S]`, 0 is a client that never reported. It is traced: another value compiles nothing. Without
         it the round can be differentiated in reverse mode.
-      - `mask`: bool `[S, K, B]`, which rows of the batches count.
+      - `mask`: bool `[S, K, B]`, which rows of the batches count: one at least in every step taken.
       - `probe_batches`, `probe_mask`: `[S, P, B']`, for algorithms with a probe: all of each
         client's data, in P parts; an algorithm that probes one minibatch takes the first.
 
@@ -74,6 +74,7 @@ def make_round(
       >>> float(state.variables.params)
       1.0
     """
+    check_algorithm(algorithm)
     strategy = strategies.resolve(strategy)
     watch = watching.check(diagnostics, allowed=watching.OF_A_ROUND)
     settled: dict[Any, Strategy] = {}
@@ -182,6 +183,7 @@ def _check(algorithm, state, cohort, feed, weights, num_steps):
     weights = check_weights(weights, size)
     if num_steps is not None:
         num_steps = check_num_steps(num_steps, size, steps)
+    _check_nobody_is_empty(cohort, mask, probe_mask, num_steps)
     parts = jax.tree.map(jnp.asarray, (batches, mask, probe_batches, probe_mask))
     return cohort, parts, weights, num_steps
 
@@ -193,6 +195,30 @@ def _check_mask(name: str, mask: Any, shape: tuple[int, ...]) -> jax.Array:
             f" {list(jnp.shape(mask))}."
         )
     return jnp.asarray(mask, bool)
+
+
+def _check_nobody_is_empty(cohort: Any, mask: Any, probe_mask: Any, num_steps: Any) -> None:
+    """Refuses masks that leave a client nothing to learn from: its zeros would count in every mean."""
+    if checks.is_traced(cohort, mask, probe_mask, num_steps):
+        return
+    taken = np.broadcast_to(np.inf if num_steps is None else np.asarray(num_steps), cohort.shape)
+    if mask is not None:
+        rows = np.any(mask, axis=2)
+        empty = np.argwhere(~rows & (np.arange(rows.shape[1]) < taken[:, None]))
+        if len(empty):
+            place, step = empty[0]
+            raise ValueError(
+                "mask must leave a row in every step that a client takes, got none for client"
+                f" {cohort[place]} in step {step}. num_steps says how many steps each client takes, 0"
+                " for one that has no data."
+            )
+    if probe_mask is not None:
+        empty = np.flatnonzero(~np.any(probe_mask, axis=(1, 2)) & (taken > 0))
+        if len(empty):
+            raise ValueError(
+                "probe_mask must leave a row for every client that takes part, got none for client"
+                f" {cohort[empty[0]]}. num_steps is 0 for a client that has no data."
+            )
 
 
 def check_cohort(state: FederatedState, cohort: Any) -> jax.Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt.core import checks
-from fedjax_opt.core.algorithm import Algorithm, get_variables
+from fedjax_opt.core.algorithm import Algorithm, check_algorithm, get_variables
 from fedjax_opt.core.model import Variables
 
 # Rounds are below 2^31 - 1, so this one never names a round's stream of random numbers.
@@ -89,6 +89,7 @@ def init_state(
       >>> state.clients.control["w"].shape
       (5, 3)
     """
+    check_algorithm(algorithm)
     num_clients = checks.integer("num_clients", num_clients, low=1)
     if not isinstance(variables, Variables):
         variables = Variables(params=variables)

@@ -31,6 +31,12 @@ def with_loss(loss):
     return fo.Model(problems.MODEL.init, loss)
 
 
+def _without_rows(*place):
+    mask = np.ones((COHORT, STEPS, ROWS), bool)
+    mask[place] = False
+    return mask
+
+
 def test_the_arguments_that_the_others_spoil_are_right():
     assert np.isfinite(call_round()[1].loss) and np.isfinite(call_run().history.loss[0])
 
@@ -86,6 +92,15 @@ def test_the_arguments_that_the_others_spoil_are_right():
             {"mask": np.ones((COHORT, STEPS, ROWS, 1), bool)},
             r"mask must have .* got shape \[3, 2, 4, 1\]",
         ),
+        ({"mask": _without_rows(1, 0)}, "mask must leave a row .* none for client 1 in step 0"),
+        (
+            {"mask": _without_rows(2, 1), "num_steps": [1, 1, 2]},
+            "mask must leave a row .* none for client 2 in step 1",
+        ),
+        (
+            {"algorithm": MIMELITE, "probe_batches": BATCHES, "probe_mask": _without_rows(2)},
+            "probe_mask must leave a row .* none for client 2",
+        ),
         ({"algorithm": MIMELITE}, "probe_batches must be given"),
         (
             {"algorithm": MIMELITE, "probe_batches": {"x": np.ones((2, 1, 4, 3))}},
@@ -104,6 +119,25 @@ def test_the_arguments_that_the_others_spoil_are_right():
 def test_a_round_refuses(options, message):
     with pytest.raises(ValueError, match=message):
         call_round(**options)
+
+
+def test_steps_that_are_not_taken_need_no_rows():
+    """Nor do clients that never reported, in their steps and in their probes."""
+    steps = call_round(mask=_without_rows(2, 1), num_steps=[2, 2, 1])
+    problems.assert_identical(steps, call_round(num_steps=[2, 2, 1]))
+    absent = {"algorithm": MIMELITE, "probe_batches": BATCHES, "num_steps": [2, 2, 0]}
+    masks = {"mask": _without_rows(2), "probe_mask": _without_rows(2)}
+    problems.assert_close(call_round(**absent, **masks), call_round(**absent))
+
+
+@pytest.mark.parametrize(
+    "call", [lambda a: fo.make_round(a, problems.MODEL), lambda a: fo.init_state(a, {}, N)]
+)
+def test_a_constructor_that_was_not_called_is_no_algorithm(call):
+    with pytest.raises(
+        ValueError, match=r"algorithm must be an Algorithm, .* got <function fedavg"
+    ):
+        call(fo.fedavg)
 
 
 def test_a_stateless_cohort_may_repeat_a_client():

@@ -67,8 +67,8 @@ BY_HAND = {
     # As option II, with a direction that goes down and comes out of the displacements.
     "scaffold-m": (fo.scaffold_m(SGD), V + 2 * X, V + X, V + 3 * X, X, V + 2 * X, V + 2 * X),
     "fedcm": (fo.fedcm(SGD), V + X, V, V + X, 0, V + X, V + X),
-    # A step reads x and c of what was sent, h_i and c_i of its own. The server keeps c and h, and sums
-    # y - x twice, the second time uniformly.
+    # A step reads x and c of what was sent, alpha h_i - c_i of its own. The server keeps c and h, and
+    # sums y - x twice, the second time uniformly.
     "feddc": (fo.feddc(SGD), V + X, V + X, V + 3 * X, X, V + 2 * X, V + 2 * X),
     # A step reads x and h_i; y - x is summed twice.
     "feddyn": (fo.feddyn(SGD), V, V, V + 2 * X, X, V + X, V + X),
