@@ -6,7 +6,9 @@ operations; a root, an exponential or another elementary function is one.
 
 XLA counts the body of a loop once, however often it runs. A `lax.scan` (or a `fori_loop` between known
 bounds) says how often that is, so its body is counted apart and multiplied. A `while_loop` does not,
-and is refused. What custom calls hide (factorisations, kernels of one's own) counts as nothing.
+and is refused, but for what a client does once in a round: there it counts as one turn. (A codec looks
+for its threshold in a few, each a pass over the model.) What custom calls hide (factorisations, kernels
+of one's own) counts as nothing.
 """
 
 from collections.abc import Callable
@@ -170,9 +172,9 @@ def client_flops(
     return Flops(
         step=measured_flops(step, local, batch, key, context),
         probe=measured_flops(probe, *probed),
-        start=measured_flops(algorithm.start, message, client),
-        finish=measured_flops(algorithm.finish, local, context),
-        server=measured_flops(algorithm.server_step, server, mean, facts),
+        start=_flops(algorithm.start, message, client),
+        finish=_flops(algorithm.finish, local, context),
+        server=_flops(algorithm.server_step, server, mean, facts),
     )
 
 
@@ -200,8 +202,13 @@ def _key() -> Any:
     return jax.eval_shape(lambda: jax.random.key(0))
 
 
-def _total(closed: ClosedJaxpr) -> float:
-    return _counted_once(closed) + _further_turns(closed.jaxpr)
+def _flops(function: Callable[..., Any], *args: Any) -> float:
+    """As `measured_flops`; a loop whose turns are not known counts as one."""
+    return _total(jax.make_jaxpr(function)(*args), refuse=False)
+
+
+def _total(closed: ClosedJaxpr, refuse: bool = True) -> float:
+    return _counted_once(closed) + _further_turns(closed.jaxpr, refuse)
 
 
 def _counted_once(closed: ClosedJaxpr) -> float:
@@ -213,12 +220,12 @@ def _counted_once(closed: ClosedJaxpr) -> float:
     return float(analysis.get("flops", 0.0)) + float(analysis.get("transcendentals", 0.0))
 
 
-def _further_turns(jaxpr: Jaxpr) -> float:
+def _further_turns(jaxpr: Jaxpr, refuse: bool) -> float:
     """The operations of all loops beyond the one turn that XLA counts."""
     extra = 0.0
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
-        if name == "while":
+        if name == "while" and refuse:
             raise ValueError(
                 "function must not hold a while loop, nor a fori_loop between traced bounds: how often"
                 " it turns is not known. Use lax.scan, or a fori_loop between Python ints."
@@ -229,11 +236,11 @@ def _further_turns(jaxpr: Jaxpr) -> float:
             turns, rest = divmod(length, unroll)
             seen = (unroll if turns else 0) + rest
             body = params["jaxpr"]
-            extra += length * _total(body) - seen * _counted_once(body)
+            extra += length * _total(body, refuse) - seen * _counted_once(body)
         elif name == "cond":
-            extra += max(_further_turns(branch.jaxpr) for branch in params["branches"])
+            extra += max(_further_turns(branch.jaxpr, refuse) for branch in params["branches"])
         else:
-            extra += sum(_further_turns(inner) for inner in _inner(params))
+            extra += sum(_further_turns(inner, refuse) for inner in _inner(params))
     return extra
 
 

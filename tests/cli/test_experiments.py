@@ -196,6 +196,17 @@ def test_a_dry_run_computes_nothing(command, folder):
     assert not (folder / "runs").exists()
 
 
+def test_what_is_compressed_can_be_planned(command):
+    """The longest algorithm that docs/experiments.md writes."""
+    status, printed, errors = command(
+        f"run {TASK} 'tight: fedgbo-adam(learning_rate=0.02) + clipped(max_norm=10)"
+        f" + compressed(upload=[top_k(sparsity=0.9), uniform])' {SMALL} --dry-run"
+    )
+    assert status == 0, errors
+    row = next(line.split() for line in printed.splitlines() if line.startswith("tight"))
+    assert float(row[4]) < 0.1 * float(row[5])  # MB up, MB down
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
