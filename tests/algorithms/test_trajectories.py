@@ -231,15 +231,16 @@ def test_every_trajectory_is_played():
 
 def _batch_norm_loss(variables, batch, key):
     """tanh layer, batch norm with torch's semantics, linear layer."""
-    del key
     p, s = variables.params, variables.state
     row = lambda v: v[None, :]  # noqa: E731
     hidden = jnp.tanh(batch["x"] @ p["w1"] + row(p["b1"]))
-    mean, biased = jnp.mean(hidden, axis=0), jnp.var(hidden, axis=0)
+    mean, biased, state = s["mu"], s["var"], s
+    if key is not None:
+        mean, biased = jnp.mean(hidden, axis=0), jnp.var(hidden, axis=0)
+        unbiased = jnp.var(hidden, axis=0, ddof=1)
+        state = {"mu": 0.9 * s["mu"] + 0.1 * mean, "var": 0.9 * s["var"] + 0.1 * unbiased}
     normal = (hidden - row(mean)) / jnp.sqrt(row(biased) + 1e-5)
     logits = (row(p["gamma"]) * normal + row(p["beta"])) @ p["w2"] + row(p["b2"])
-    unbiased = jnp.var(hidden, axis=0, ddof=1)
-    state = {"mu": 0.9 * s["mu"] + 0.1 * mean, "var": 0.9 * s["var"] + 0.1 * unbiased}
     return fo.models.cross_entropy(logits, batch["y"], state=state)
 
 
@@ -289,11 +290,19 @@ def _check_adam(state, recorded, private):
                 helpers.assert_close(kept_tree[leaf][client], moment, 1e-10)
 
 
+def _test_losses(algorithm, state):
+    """Each client's loss on all of its examples, of the model that it would use."""
+    problem = ref.load_problem()
+    rows = zip(problem["X"], problem["y"], strict=True)
+    data = fo.ClientData.from_list([{"x": x, "y": y} for x, y in rows])
+    return fo.evaluate_clients(BATCH_NORM, fo.personal_variables(algorithm, state), data)["loss"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", helpers.STRATEGIES)
 @pytest.mark.parametrize("name", MTFL)
 def test_published_mtfl_trajectory(name, strategy):
-    """Shared leaves on the server, private ones and their Adam statistics on every client."""
+    """Shared leaves on the server, private ones and their Adam statistics on every client; user loss."""
     trajectory, rounds = ref.load_trajectory(name), ref.trajectory_rounds(name)
     make, private = MTFL[name]
     adam = "adam" in name
@@ -303,7 +312,10 @@ def test_published_mtfl_trajectory(name, strategy):
             algorithm, BATCH_NORM, _variables(trajectory["init_state"]["params"]), rounds,
             num_clients=NUM_CLIENTS, steps=STEPS, strategy=strategy, traced=False,
         )  # fmt: skip
-    for state, recorded in zip(states[1:], trajectory["rounds"], strict=True):
+    for before, state, recorded in zip(states[:-1], states[1:], trajectory["rounds"], strict=True):
+        losses = _test_losses(algorithm, before)[np.array(recorded["clients"])]
+        theirs = recorded["mean_personal_test_loss_at_round_start"]
+        assert float(losses.mean()) == pytest.approx(theirs, abs=1e-10)
         assert set(recorded["client_state"]) == set(range(NUM_CLIENTS))
         for client, kept in recorded["client_state"].items():
             assert set(kept["bn"]) == set(private)
