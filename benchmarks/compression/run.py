@@ -1,15 +1,15 @@
 """CE-FedAvg against FedAvg with the same codec: rounds, and bytes, until MNIST is right 97 times in 100.
 
 The part `main` is the entry W = 20, C = 0.5, Y = 2 of the CE-FedAvg thesis's tables 3.2 (s = 0.9) and
-3.1 (s = 0.6) for the network MNIST-2NN; `more` has s = 0.95 (table 3.3), clients with examples of all
-classes (Y = 10), both algorithms with nothing compressed, and Adam without its bias correction. The
-learning rate of FedAvg is searched for each entry with a seed of its own, Adam's is 0.001. Then come the
-seeds that count: the split, the first weights and the cohorts follow from them. Every finished run is
-saved at once, and a second start goes on where the first one ended.
+3.1 (s = 0.6) for the network MNIST-2NN; `iid` is the same for clients with examples of all classes
+(Y = 10); `more` has s = 0.95 (table 3.3), both algorithms with nothing compressed, and Adam without its
+bias correction. The learning rate of FedAvg is searched for each entry with a seed of its own, Adam's is
+0.001. Then come the seeds that count: the split, the first weights and the cohorts follow from them.
+Every finished run is saved at once, and a second start goes on where the first one ended.
 
 Run:  python benchmarks/compression/run.py                  (several hours on two cores)
       python benchmarks/compression/run.py --hour           (s = 0.9, two classes per client)
-      python benchmarks/compression/run.py --parts main
+      python benchmarks/compression/run.py --parts main iid
       python benchmarks/compression/run.py --quick          (30 rounds at s = 0.9, a minute, not saved)
 """
 
@@ -42,9 +42,9 @@ HOUR = [Setting(name, 0.9, 2) for name in BOTH]
 # What is shown first comes first.
 SETTINGS = {
     "main": [*HOUR, *(Setting(name, 0.6, 2) for name in BOTH)],
+    "iid": [Setting(name, sparsity, 10) for sparsity in (0.6, 0.9) for name in BOTH],
     "more": [
         *(Setting(name, 0.95, 2) for name in BOTH),
-        *(Setting(name, 0.9, 10) for name in BOTH),
         *(Setting(name, None, 2) for name in BOTH),
         Setting("CE-FedAvg, uncorrected", 0.9, 2),
     ],
