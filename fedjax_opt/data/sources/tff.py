@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_opt.data.sources import columns as cells
-from fedjax_opt.data.sources import example_proto
+from fedjax_opt.data.sources import example_proto, hdf5_heaps
 
 _LIKELY_RATIO, _PIECE = 1000, 2**20
 
@@ -54,12 +54,16 @@ def read_hdf5(
 def _hdf5_clients(h5py, path, columns):
     with cells.named(path, "is not an HDF5 file that can be read"), h5py.File(path, "r") as file:
         groups = _own(h5py, file, "examples", h5py.Group, str(path))
+        heaps_are_whole = False
         for name in groups:
             origin = f"{path}: client {name!r:.60}"
             client = _own(h5py, groups, name, h5py.Group, origin)
             features = {}
             for key, feature in cells.choose(client, columns, (), origin).items():
                 data = _own(h5py, client, feature, h5py.Dataset, origin)
+                if data.dtype.kind == "O" and not heaps_are_whole:
+                    hdf5_heaps.check(path)
+                    heaps_are_whole = True
                 features[key] = _feature(h5py, data, path, f"{origin}: {feature!r}")
             sizes = {len(values) for values in features.values()}
             if len(sizes) > 1:

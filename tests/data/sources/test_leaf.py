@@ -1,6 +1,9 @@
 """LEAF's JSON files: those that are right, and those that are not."""
 
 import json
+import struct
+import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
@@ -83,6 +86,21 @@ def test_celeba_images(tmp_path):
         write(file, {"7": {"x": [name], "y": [0]}})
         with pytest.raises(ValueError, match=f"{name} {wrong}"):
             list(read_leaf(file, images=tmp_path))
+
+
+@pytest.mark.parametrize("side", [5_000, 10_000, 20_000])
+def test_a_small_image_that_unpacks_to_a_large_one(tmp_path, side):
+    """Pillow reads the first, warns of the second, and refuses the third itself."""
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b""))
+    content = b"".join(
+        struct.pack(">I", len(part)) + kind + part + struct.pack(">I", zlib.crc32(kind + part))
+        for kind, part in parts
+    )
+    (tmp_path / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+    file = write(tmp_path / "a.json", {"7": {"x": ["bomb.png"], "y": [0]}})
+    with pytest.raises(ValueError, match=r"bomb\.png cannot be read as an image: .*pixels"):
+        list(read_leaf(file, images=tmp_path))
 
 
 def one(x, y, size=1):
@@ -175,6 +193,26 @@ def test_one_client_at_a_time(tmp_path):
     assert next(clients)[0] == "ann"
     with pytest.raises(ValueError, match="not whole and valid JSON"):
         next(clients)
+
+
+def test_memory_is_that_of_one_client(tmp_path):
+    """However many there are, in however many files."""
+
+    def peak(files, users):
+        for i in range(files):
+            names = [f"{i}-{j}" for j in range(users)]
+            write(
+                tmp_path / f"{i}.json", {n: {"x": [[0.5] * 500] * 40, "y": [0] * 40} for n in names}
+            )
+        tracemalloc.start()
+        try:
+            assert sum(len(client["y"]) for _, client in read_leaf(tmp_path)) == files * users * 40
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    alone = peak(1, 1)
+    assert alone > 40 * 500 * 4 and peak(3, 16) < 2.5 * alone
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])

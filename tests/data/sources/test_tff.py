@@ -304,6 +304,20 @@ def test_hdf5_links_lead_nowhere(hdf5, tmp_path):
         list(read_hdf5(hdf5(fill)))
 
 
+@pytest.mark.parametrize("damaged", [0, 8, 2**64 - 16])
+def test_texts_whose_heap_would_never_end(hdf5, damaged):
+    """HDF5 itself waits for the end of an object without length, for ever."""
+    file = hdf5(lambda file: file.create_dataset("examples/a/x", data=["one", "two", "three"]))
+    assert next(read_hdf5(file))[1]["x"].tolist() == ["one", "two", "three"]
+    content = bytearray(file.read_bytes())
+    at = content.index(b"GCOL") + 16 + 3 * 24  # behind the header and three objects: free room
+    assert struct.unpack_from("<H6xQ", content, at) == (0, 4096 - 88)
+    struct.pack_into("<Q", content, at + 8, damaged)
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"bad\.h5 is damaged: its heap of texts at byte \d+"):
+        list(read_hdf5(file))
+
+
 def test_truncated_hdf5(hdf5):
     file = hdf5(lambda file: file.create_dataset("examples/a/x", data=np.arange(1000)))
     content = file.read_bytes()
