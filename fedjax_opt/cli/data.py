@@ -20,6 +20,7 @@ import numpy as np
 from fedjax_opt.cli.tables import megabytes, print_table
 from fedjax_opt.data.sources import catalogue, places, registry
 from fedjax_opt.data.sources.packages import PACKAGES
+from fedjax_opt.experiments.specs import unknown
 
 _WIDTH = 80
 
@@ -97,7 +98,7 @@ def run_get(options: argparse.Namespace) -> int:
         if name in catalogue.CATALOGUE and name not in PACKAGES:
             raise ValueError(f"{name} is not fetched: {catalogue.CATALOGUE[name].how}.")
         if name not in PACKAGES:
-            raise ValueError(f"NAME must be one of {', '.join(PACKAGES)}, got {name!r}.")
+            raise unknown("NAME", name, PACKAGES, f"There are {', '.join(PACKAGES)}.")
     with warnings.catch_warnings():  # a line for people, instead of one for programmers
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_: print(f"fedjax-opt: {message}", file=sys.stderr)
@@ -112,6 +113,9 @@ def run_get(options: argparse.Namespace) -> int:
 
 def run_show(options: argparse.Namespace) -> int:
     """Prints what a data set is like."""
+    if options.name not in catalogue.CATALOGUE:
+        names = ", ".join(catalogue.CATALOGUE)
+        raise unknown("NAME", options.name, catalogue.CATALOGUE, f"There are {names}.")
     found = catalogue.load(options.name, options.directory, fetch=False)
     entry = catalogue.CATALOGUE[options.name]
     rows = [

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_opt.cli.tables import megabytes, print_table
+from fedjax_opt.cli.tables import duration, megabytes, print_table
 from fedjax_opt.experiments.playing import Program, Setup
 from fedjax_opt.tasks import Task
 
@@ -14,8 +14,12 @@ from fedjax_opt.tasks import Task
 _EFFICIENCY = 0.4
 
 
-def print_plan(task: Task, setup: Setup) -> None:
-    """Prints the programs that would run, their memory, operations, bytes, and a guess at their time."""
+def print_plan(task: Task, setup: Setup) -> float:
+    """Prints the programs that would run, their memory, operations, bytes, and a guess at their time.
+
+    Returns:
+      That guess, in seconds.
+    """
     rate = _EFFICIENCY * _matrix_rate()
     rows, flops = [], 0.0
     for program in setup.programs:
@@ -31,7 +35,7 @@ def print_plan(task: Task, setup: Setup) -> None:
                 f"{trials * each / 1e9:.4g}",
                 megabytes(trials * clients * program.price.bytes_up),
                 megabytes(trials * clients * program.price.bytes_down),
-                f"{trials * each / rate:.0f} s",
+                duration(trials * each / rate),
             ]
         )
     header = ["program", "runs", "MB of a run", "GFLOP", "MB up", "MB down", "about"]
@@ -41,9 +45,10 @@ def print_plan(task: Task, setup: Setup) -> None:
         f"{_count(sum(len(p.trials) for p in setup.programs), 'run')} of"
         f" {_count(setup.rounds, 'round')} as {_count(len(rows), 'program')};"
         f" {megabytes(data)} MB of examples beside them."
-        f" About {flops / rate / 60:.1f} minutes at {rate / 1e9:.0f} GFLOP/s, which is"
+        f" About {duration(flops / rate)} at {rate / 1e9:.0f} GFLOP/s, which is"
         f" {_EFFICIENCY:.0%} of what large matrix products reach here; compilation comes on top."
     )
+    return flops / rate
 
 
 def _count(number: int, what: str) -> str:

@@ -3,14 +3,17 @@
 import argparse
 import pathlib
 import shlex
+import tomllib
 from typing import Any
 
 from fedjax_opt.cli import units
 from fedjax_opt.experiments.config import KEYS, Experiment, from_options, from_toml, to_options
-from fedjax_opt.experiments.pricing import Device
 
-_DEVICE = Device()
 _POSITIONAL = ("task", "algorithms")
+# Keys whose flags are called otherwise, and take a rate with its unit.
+_RATES = {"download_mbps": "--download", "upload_mbps": "--upload"}
+# What a command takes where neither a flag nor a file says anything: a page shows the clients' drift.
+_DEFAULTS = {"compare": {"diagnostics": ["client_distance"]}}
 
 
 def add_options(parser: argparse.ArgumentParser, one_algorithm: bool) -> None:
@@ -22,15 +25,19 @@ def add_options(parser: argparse.ArgumentParser, one_algorithm: bool) -> None:
         parser.add_argument("algorithms", nargs="*", metavar="ALGORITHM", help=_help("algorithms"))
     described = parser.add_argument_group("what is run (in a file: the same names with _ for -)")
     for name in KEYS:
-        if name in _POSITIONAL:
-            continue
+        if name not in (*_POSITIONAL, *_RATES):
+            described.add_argument(
+                _flag(name),
+                dest=f"key_{name}",
+                action="append" if name == "grid" else "store",
+                metavar="NAME=VALUES" if name == "grid" else name.split("_")[-1].upper(),
+                help=_help(name),
+            )
+    for name in _RATES:
         described.add_argument(
-            f"--{name.replace('_', '-')}",
-            dest=f"key_{name}",
-            action="append" if name == "grid" else "store",
-            metavar="NAME=VALUES" if name == "grid" else name.split("_")[-1].upper(),
-            help=_help(name),
-        )
+            _flag(name), dest=f"key_{name}", metavar="RATE",
+            help=f"{_help(name)} Here with a unit, such as 20Mbit/s or 2.5MB/s; in a file {name}.",
+        )  # fmt: skip
     described.add_argument(
         "--config",
         type=pathlib.Path,
@@ -55,14 +62,10 @@ def add_options(parser: argparse.ArgumentParser, one_algorithm: bool) -> None:
         action="store_true",
         help="print what would run, its memory, operations, bytes and an estimate of its time, and end",
     )
-    fleet = parser.add_argument_group("the clients' devices, for the simulated time")
-    fleet.add_argument("--download", metavar="RATE", help="20Mbit/s by default")
-    fleet.add_argument("--upload", metavar="RATE", help="5Mbit/s by default")
-    fleet.add_argument(
-        "--device-gflops", type=float, metavar="G",
-        help=f"billions of operations a second ({_DEVICE.flops_per_second / 1e9:g} by default, a"
-        " Raspberry Pi 3B+)",
-    )  # fmt: skip
+
+
+def _flag(name: str) -> str:
+    return _RATES.get(name, f"--{name.replace('_', '-')}")
 
 
 def _help(name: str) -> str:
@@ -78,41 +81,36 @@ def read_experiment(options: argparse.Namespace) -> Experiment:
         for name in KEYS
         if name not in _POSITIONAL and (value := getattr(options, f"key_{name}")) is not None
     }
+    for name in _RATES.keys() & texts.keys():
+        texts[name] = [repr(units.parse(_flag(name), texts[name][0], "rate"))]
     if options.task is not None:
         texts["task"] = [options.task]
     algorithms = options.algorithms or []
     if algorithms:
         texts["algorithms"] = algorithms if isinstance(algorithms, list) else [algorithms]
+    usual = _DEFAULTS.get(options.command, {})
     if options.config is None:
-        return from_options(texts)
+        return from_options(usual | texts)
     try:
         written = options.config.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--config must be a TOML file that can be read: {error}.") from error
     experiment = from_toml(written, str(options.config))
+    texts = {
+        name: text for name, text in usual.items() if name not in tomllib.loads(written)
+    } | texts
     return from_options(texts, experiment) if texts else experiment
-
-
-def read_device(options: argparse.Namespace) -> Device:
-    """The clients' device."""
-    rates = {}
-    for flag, name in (("download", "download_mbps"), ("upload", "upload_mbps")):
-        if getattr(options, flag) is not None:
-            rates[name] = units.parse(f"--{flag}", getattr(options, flag), "rate")
-    if options.device_gflops is not None:
-        if not options.device_gflops > 0:
-            raise ValueError(f"--device-gflops must be above 0, got {options.device_gflops}.")
-        rates["flops_per_second"] = options.device_gflops * 1e9
-    return _DEVICE._replace(**rates)
 
 
 def command_line(command: str, experiment: Experiment, output: Any = None) -> str:
     """The command that runs an experiment."""
     texts = to_options(experiment)
+    for name in _DEFAULTS.get(command, {}):  # which another value, or none, takes the place of
+        texts[name] = KEYS[name].kind.show(getattr(experiment, name))
     words = ["fedjax-opt", command, *texts.pop("task"), *texts.pop("algorithms")]
     for name, values in texts.items():
         for value in values:
-            words += [f"--{name.replace('_', '-')}", value]
+            words += [_flag(name), f"{value}Mbit/s" if name in _RATES else value]
     if output is not None:
         words += ["--output", str(output)]
     return shlex.join(words)

@@ -24,13 +24,8 @@ from tqdm.auto import tqdm
 
 import fedjax_opt as fo
 from fedjax_opt.cli import dry_run
-from fedjax_opt.cli.experiment_options import (
-    add_options,
-    command_line,
-    read_device,
-    read_experiment,
-)
-from fedjax_opt.cli.tables import print_table
+from fedjax_opt.cli.experiment_options import add_options, command_line, read_experiment
+from fedjax_opt.cli.tables import duration, print_table
 from fedjax_opt.experiments import playing, summary
 from fedjax_opt.experiments.config import Experiment, to_toml
 from fedjax_opt.experiments.pricing import COLUMNS
@@ -64,9 +59,8 @@ def run(options: argparse.Namespace) -> int:
     if options.print_config:
         print(to_toml(experiment), end="")
         return 0
-    device = read_device(options)
     task = load_task(experiment.task)
-    setup = playing.set_up(experiment, task, device)
+    setup = playing.set_up(experiment, task)
     print(f"{task.name}: {task.data.summary()}; {len(setup.test['y'])} test examples.")
     if setup.validation is not None:
         count = len(next(iter(setup.validation.values())))
@@ -185,7 +179,7 @@ def _print_best(experiment: Experiment, best: list[summary.Judged]) -> None:
             reached = fo.metrics.rounds_to_target(outcome.rounds, mean, experiment.target)
             row.append(str(reached) if reached else "not reached")
         up, down, flops, seconds = (np.nanmax(outcome.columns[name]) for name in COLUMNS)
-        row += [f"{up / 1e6:.1f}", f"{down / 1e6:.1f}", f"{flops / 1e9:.1f}", _time(seconds)]
+        row += [f"{up / 1e6:.1f}", f"{down / 1e6:.1f}", f"{flops / 1e9:.1f}", duration(seconds)]
         rows.append(row)
     print_table(header, rows)
     if any(one.outcome.hyperparameters for one in best):
@@ -205,10 +199,3 @@ def _score(experiment: Experiment, value: float) -> str:
 
 def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _time(seconds: float) -> str:
-    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
-        if seconds < limit:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds / 86_400:.1f} d"

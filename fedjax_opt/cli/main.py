@@ -2,25 +2,20 @@
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 
 import fedjax_opt as fo
 from fedjax_opt.cli import data, demo, experiments, listing, plan, report, reproduce
+from fedjax_opt.experiments.specs import unknown
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="fedjax-opt", description="Federated optimisation in JAX, from the command line."
-    )
-    parser.add_argument("--version", action="version", version=f"fedjax_opt {fo.__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (demo, experiments, reproduce, report, listing, plan, data):
-        command.add_parser(commands)
-    options = parser.parse_args(arguments)
-    fo.use_cpu_devices()
     try:
+        options = _parse(sys.argv[1:] if arguments is None else list(arguments))
+        fo.use_cpu_devices()
         status = options.run(options)
         sys.stdout.flush()
         return status
@@ -37,3 +32,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         # At once: an interpreter that tidies up while XLA still computes can crash.
         os._exit(130)
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="fedjax-opt", description="Federated optimisation in JAX, from the command line."
+    )
+    parser.add_argument("--version", action="version", version=f"fedjax_opt {fo.__version__}")
+    commands = parser.add_subparsers(
+        title="commands", required=True, metavar="COMMAND", dest="chosen"
+    )
+    for command in (demo, experiments, reproduce, report, listing, plan, data):
+        command.add_parser(commands)
+    if arguments and arguments[0][:1] != "-" and arguments[0] not in commands.choices:
+        raise unknown("command", arguments[0], commands.choices, "`fedjax-opt --help` shows all.")
+    options, rest = parser.parse_known_args(arguments)
+    if rest:
+        word = rest[0].partition("=")[0]
+        what = "option" if word.startswith("-") else "argument"
+        known = re.findall(r"--[a-z][a-z-]*", commands.choices[options.chosen].format_help())
+        raise unknown(what, word, known, f"`fedjax-opt {options.chosen} --help` shows all.")
+    return options

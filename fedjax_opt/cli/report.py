@@ -16,6 +16,7 @@ from fedjax_opt.experiments import summary
 from fedjax_opt.experiments.config import Experiment, from_toml
 from fedjax_opt.experiments.report import About, Curves, save_plots, write_report
 from fedjax_opt.experiments.rundir import Results, read
+from fedjax_opt.experiments.specs import unknown
 
 
 def add_parser(commands: Any) -> None:
@@ -74,6 +75,9 @@ def write(
             curves.append(one)
     if not curves:
         raise ValueError(f"{runs[0]} holds no evaluation yet: there is nothing to report on.")
+    labels = [one.label for one in curves]
+    if baseline is not None and baseline not in labels:
+        raise unknown("--baseline", baseline, labels, f"There are {', '.join(labels)}.")
     about = _about(experiments, found, title, baseline or _baseline(curves))
     about = about._replace(notes=[*notes, *about.notes], commands=[*commands] or about.commands)
     if plots is not None:

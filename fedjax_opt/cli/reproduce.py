@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedjax_opt.cli import dry_run, experiments, report
+from fedjax_opt.cli.tables import duration
 from fedjax_opt.core.tables import table_lines
 from fedjax_opt.experiments import papers, playing
 from fedjax_opt.experiments.config import to_toml
@@ -83,13 +84,15 @@ def run(options: argparse.Namespace) -> int:
     output = options.output or _new_directory(entry.name, options.quick)
     if not options.dry_run:
         _check_output(output, entry.parts(options.quick, options.leaf))
-    task, loaded = None, None
+    task, loaded, seconds = None, None, 0.0
     for part in parts:
         if task is None or loaded != part.experiment.task:
             task, loaded = load_task(part.experiment.task), part.experiment.task
-        _play(options, part, task, output / part.name)
+        seconds += _play(options, part, task, output / part.name)
     if not options.dry_run:
         _report(options, entry, parts, output)
+    elif len(parts) > 1:
+        print(f"All {len(parts)} parts: about {duration(seconds)}, and compilation.")
     return 0
 
 
@@ -103,7 +106,10 @@ def _chosen(parts: Sequence[papers.Part], only: str | None) -> list[papers.Part]
     return chosen
 
 
-def _play(options: argparse.Namespace, part: papers.Part, task: Task, output: pathlib.Path) -> None:
+def _play(
+    options: argparse.Namespace, part: papers.Part, task: Task, output: pathlib.Path
+) -> float:
+    """Plays a part; or says what it would take, and returns a guess at its seconds."""
     task = prepared(part, task)
     setup = playing.set_up(part.experiment, task)
     if part.seconds_per_step is not None:
@@ -111,8 +117,7 @@ def _play(options: argparse.Namespace, part: papers.Part, task: Task, output: pa
         setup = playing.set_up(part.experiment, task, Device(flops_per_second=rate))
     print(f"{part.name}: {task.data.summary()}; {len(setup.test['y'])} test examples.")
     if options.dry_run:
-        dry_run.print_plan(task, setup)
-        return
+        return dry_run.print_plan(task, setup)
     config = to_toml(part.experiment)
     try:
         with RunDirectory(output, config, part.experiment.seeds) as directory:
@@ -121,6 +126,7 @@ def _play(options: argparse.Namespace, part: papers.Part, task: Task, output: pa
         command = _command(options, output.parent)
         print(f"\nWhat was done is kept. To go on: {command}", file=sys.stderr)
         raise
+    return 0.0
 
 
 def _report(

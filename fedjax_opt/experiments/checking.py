@@ -77,6 +77,10 @@ def _check_numbers(experiment: Experiment) -> None:
     checks.number("smoothing", experiment.smoothing, low=0.0, high=1.0, open_high=True)
     if experiment.target is not None:
         checks.number("target", experiment.target, low=0.0, high=1.0)
+    for name in ("download_mbps", "upload_mbps", "device_gflops"):
+        value = getattr(experiment, name)
+        if value is not None:
+            checks.number(name, value, low=0.0, open_low=True, open_high=True)
 
 
 def _check_words(experiment: Experiment) -> None:

@@ -68,6 +68,9 @@ class Experiment(NamedTuple):
       criterion: by what the best hyperparameters are chosen, one of `CRITERIA`.
       smoothing: the decay of the moving average of a curve before it is judged; 0 for none.
       target: an accuracy to reach.
+      download_mbps: megabits per second to a client, for the simulated time; None for those of `Device`.
+      upload_mbps: megabits per second from a client; None likewise.
+      device_gflops: billions of operations a second of a client; None likewise.
 
     Example:
       >>> from fedjax_opt.experiments.config import Experiment, parse_member
@@ -97,6 +100,9 @@ class Experiment(NamedTuple):
     criterion: str = CRITERIA[0]
     smoothing: float = 0.0
     target: float | None = None
+    download_mbps: float | None = None
+    upload_mbps: float | None = None
+    device_gflops: float | None = None
 
 
 def parse_member(text: str) -> Member:

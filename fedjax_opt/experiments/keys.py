@@ -218,6 +218,14 @@ KEYS: dict[str, Key] = {
         NUMBER, "The decay of the moving average of a curve before it is judged (0: as it is)."
     ),
     "target": Key(NUMBER, "A test accuracy to reach, from 0 to 1."),
+    "download_mbps": Key(
+        NUMBER, "Megabits per second to a client, for the simulated time (left out: 20)."
+    ),
+    "upload_mbps": Key(NUMBER, "Megabits per second from a client (left out: 5)."),
+    "device_gflops": Key(
+        NUMBER,
+        "Billions of operations per second of a client (left out: 2.4, a Raspberry Pi 3B+).",
+    ),
     "grid": Key(
         GRID,
         "Values to try by hyperparameter: learning_rate = [0.1, 0.3]; of a wrapper,"

@@ -87,7 +87,7 @@ def set_up(experiment: Experiment, task: Task, device: Device | None = None) -> 
     Args:
       experiment: the experiment.
       task: its task, loaded.
-      device: the clients' link and speed, for the simulated time.
+      device: the clients' link and speed, for the simulated time, in place of the experiment's.
 
     Returns:
       A `Setup`.
@@ -108,6 +108,7 @@ def set_up(experiment: Experiment, task: Task, device: Device | None = None) -> 
         validation = {name: array[::2] for name, array in task.test.items()}
         test = {name: array[1::2] for name, array in task.test.items()}
     settings = _settings(experiment, task, validation)
+    device = device or _device(experiment)
     programs = []
     for member in experiment.algorithms:
         for points in _by_structure(member, points_of(experiment, member)):
@@ -187,6 +188,12 @@ def _settings(experiment: Experiment, task: Task, validation: Any) -> dict[str, 
         settings = {k: v for k, v in settings.items() if k not in _LOCAL_WORK}
     if experiment.cohort_size is not None:
         settings.pop("sampler", None)
+        population = len(task.data.sizes)
+        if experiment.cohort_size > population:
+            raise ValueError(
+                f"cohort_size must not be larger than the population of {population} clients, got"
+                f" {experiment.cohort_size}."
+            )
     for name in ("cohort_size", "batch_size", *_LOCAL_WORK):
         if getattr(experiment, name) is not None:
             settings[name] = getattr(experiment, name)
@@ -195,6 +202,14 @@ def _settings(experiment: Experiment, task: Task, validation: Any) -> dict[str, 
     if validation is not None:
         settings |= {"validation": validation, "validate_every": experiment.evaluate_every}
     return settings
+
+
+def _device(experiment: Experiment) -> Device:
+    """The clients' link and speed: what is not given is the paper's."""
+    given = {name: getattr(experiment, name) for name in ("download_mbps", "upload_mbps")}
+    if experiment.device_gflops is not None:
+        given["flops_per_second"] = 1e9 * experiment.device_gflops
+    return Device()._replace(**{name: rate for name, rate in given.items() if rate is not None})
 
 
 def _by_structure(member: Member, points: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:

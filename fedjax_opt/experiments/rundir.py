@@ -14,6 +14,7 @@ import os
 import pathlib
 import platform
 import time
+import tomllib
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
@@ -142,6 +143,7 @@ class RunDirectory:
             found = read(self.path)
             _check_same(self.path, found, config)
             self.records, self._about = found.records, found.about
+            config = found.config  # whose comments may differ
         else:
             _check_free(self.path, config)
             self._about = _describe(config, seeds)
@@ -197,13 +199,14 @@ class RunDirectory:
 
 def _check_same(path: pathlib.Path, found: Results, config: str) -> None:
     """Refuses to continue another run, or this one with other versions."""
-    if found.config != config:
-        pairs = zip([*found.config.splitlines(), ""], [*config.splitlines(), ""], strict=False)
-        there, here = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
-        raise ValueError(
-            f"{path} holds another run: {_CONFIG} has {there!r} there and {here!r} here. Choose another"
-            " directory, or delete that one."
-        )
+    there, here = tomllib.loads(found.config), tomllib.loads(config)
+    for key in there | here:
+        if there.get(key) != here.get(key):
+            old, new = (repr(held[key]) if key in held else "left out" for held in (there, here))
+            raise ValueError(
+                f"{path} holds another run: {key} is {old} there and {new} here. Choose another"
+                " directory, or delete that one."
+            )
     then, now = found.about["versions"], _versions()
     changed = [
         f"{name} {then.get(name)}, not {now[name]}" for name in now if then.get(name) != now[name]

@@ -11,6 +11,9 @@ from fedjax_opt.core import Variables, checks
 from fedjax_opt.core.log import Log
 from fedjax_opt.core.round import Info
 
+# Diagnostics of each client of a cohort, of which a record has the mean.
+_OF_CLIENTS = ("client_update_norm",)
+
 
 class Trial(NamedTuple):
     """One run of a sweep.
@@ -57,7 +60,8 @@ class Trials(NamedTuple):
       variables: the final model of each; None where it was not kept, or not finished.
       records: what goes into a file: for each trial and each evaluation a mapping with `label`,
         `hyperparameters`, `seed`, `round`, the test set's metrics by name, every scalar of the
-        history in that round, its `loss` as `train_loss`, and what clients have done until then:
+        history in that round (and the clients' mean `client_update_norm`), its `loss` as
+        `train_loss`, and what clients have done until then:
         `participations`, `client_steps`, and `longest_steps`, the sum over rounds of the most that one
         took. A trial that diverged ends with one that says why, as `diverged`.
       seconds: wall-clock seconds, compilation included.
@@ -124,13 +128,20 @@ class Notes:
             for name, column in history.items()
             if column.ndim == 1 and name != "round"
         }
+        means = {name: _mean(history[name][-1]) for name in _OF_CLIENTS if name in history}
         self.evaluations.append(found)
-        self.records.append(record | scalars | _work(history["num_steps"]) | found)
+        self.records.append(record | scalars | means | _work(history["num_steps"]) | found)
 
     @property
     def failure(self) -> str:
         """Why the trial diverged; empty if it did not."""
         return "" if self.log.finite else self.log.describe_failure()
+
+
+def _mean(of_clients: np.ndarray) -> float:
+    """Over the clients that took part, of which others are NaN."""
+    known = of_clients[np.isfinite(of_clients)]
+    return float(known.mean()) if known.size else float("nan")
 
 
 def _work(num_steps: np.ndarray) -> dict[str, int]:

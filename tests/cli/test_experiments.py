@@ -9,6 +9,7 @@ import pytest
 
 import fedjax_opt as fo
 from fedjax_opt.cli import main
+from fedjax_opt.cli.experiment_options import command_line
 from fedjax_opt.experiments import from_toml, outcomes, read
 
 SMALL = "--rounds 4 --cohort-size 2 --local-steps 2 --batch-size 4 --evaluate-every 2"
@@ -184,6 +185,30 @@ def test_flags_and_file_say_the_same(command, folder):
     assert changed == from_toml(printed)._replace(seeds=(7,))
 
 
+def test_links_are_kept_and_the_page_s_drift_is_measured(command, folder):
+    """What decides the simulated time, or what is measured, is in the file and in the command."""
+    status, printed, _ = command(
+        f"compare {TASK} fedavg scaffold {SMALL} --upload 250kB/s --device-gflops 3 --print-config"
+    )
+    held = tomllib.loads(printed)
+    assert status == 0 and (held["upload_mbps"], held["device_gflops"]) == (2.0, 3.0)
+    assert "download_mbps" not in held and held["diagnostics"] == ["client_distance"]
+    words = shlex.split(command_line("compare", from_toml(printed)))
+    assert words[words.index("--upload") + 1] == "2.0Mbit/s"
+    assert command(shlex.join([*words[1:], "--print-config"]))[1] == printed
+    # As a file says; where it says nothing, as without one.
+    (folder / "short.toml").write_text('task = "digits"\nalgorithms = ["fedavg"]\n')
+    short = from_toml(command("compare --config short.toml --print-config")[1])
+    assert short.diagnostics == ("client_distance",)
+    (folder / "none.toml").write_text(
+        'task = "digits"\nalgorithms = ["fedavg"]\ndiagnostics = []\n'
+    )
+    none = command("compare --config none.toml --print-config")[1]
+    assert from_toml(none).diagnostics == ()
+    words = shlex.split(command_line("compare", from_toml(none)))
+    assert command(shlex.join([*words[1:], "--print-config"]))[1] == none
+
+
 def test_a_dry_run_computes_nothing(command, folder):
     status, printed, _ = command(
         f"sweep {TASK} scaffold {SMALL} --grid learning_rate=0.1,0.3 --seeds 0,1 --dry-run"
@@ -219,7 +244,15 @@ def test_what_is_compressed_can_be_planned(command):
         ("run digits fedavg --seeds 1,1", "seeds"),
         ("run digits fedavg --grid learning_rate=1", "run has no grid"),
         ("run digits fedavg --download 20", "--download needs a unit"),
-        ("run digits fedavg --device-gflops 0", "--device-gflops must be above 0, got 0"),
+        ("run digits fedavg --device-gflops 0", "device_gflops must lie in (0.0, inf), got 0"),
+        ("run digits fedavg --lokal-steps 5", "Did you mean '--local-steps'?"),
+        ("run digits fedavg more", "argument 'more' is not known"),
+        ("runn digits fedavg", "command 'runn' is not known. Did you mean 'run'?"),
+        (
+            "run digits fedavg --cohort-size 101",
+            "larger than the population of 100 clients, got 101",
+        ),
+        ("run digits fedavg --cohort-size 101 --dry-run", "population of 100 clients"),
         (
             "run digits fedavg --config nowhere.toml",
             "--config must be a TOML file that can be read",

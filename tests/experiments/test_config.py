@@ -95,6 +95,9 @@ def experiments(draw):
         criterion=draw(st.sampled_from([c for c in CRITERIA if c != "rounds_to_target"])),
         smoothing=draw(st.floats(0.0, 0.99)),
         target=draw(st.none() | st.floats(0.0, 1.0)),
+        download_mbps=draw(st.none() | st.floats(0.001, 1e6)),
+        upload_mbps=draw(st.none() | st.floats(0.001, 1e6)),
+        device_gflops=draw(st.none() | st.floats(0.001, 1e6)),
     )  # fmt: skip
 
 
@@ -298,6 +301,7 @@ def test_a_wrong_type_is_named_by_its_key(name, wrong):
         ('criterion = "rounds_to_target"', "needs a target"),
         ("target = 90", "target must lie in [0.0, 1.0], got 90"),
         ("smoothing = 1", "smoothing must lie in [0.0, 1.0), got 1"),
+        ("upload_mbps = 0", "upload_mbps must lie in (0.0, inf), got 0"),
         ("samples = 3", "samples are drawn from a grid: give one, or leave samples out"),
         ("samples = 0\n[grid]\nlearning_rate = [1]", "samples must be a whole number of at least 1"),
         ("[grid]", "grid must be a table of hyperparameters that is not empty"),

@@ -316,13 +316,16 @@ def test_a_controller_and_diagnostics():
     options = {
         "learning_rate": lambda t: 0.1 / (t.astype(float) + 1),
         "local_steps": fo.controllers.steps_by_error(4),
-        "diagnostics": ("client_distance", "momentum_deviation"),
+        "diagnostics": ("client_distance", "client_update_norm", "momentum_deviation"),
         "sampler": fo.cohorts.unreliable(fo.cohorts.uniform(3), dropout=0.3),
         "cohort_size": None,
     }
     found = sweep(trials, settings=SETTINGS | options)
     assert_is_alone(found, 1, alone(trials[1], **options))
     assert "client_distance" in found.records[0] and "learning_rate" in found.records[0]
+    # Of a diagnostic of each client a record has the mean.
+    last = found.history["client_update_norm"][0, found.records[0]["round"] - 1]
+    assert found.records[0]["client_update_norm"] == pytest.approx(np.nanmean(last))
 
 
 def test_without_a_test_set_there_are_records_still():
