@@ -81,6 +81,33 @@ def test_patches_agree_in_single_precision(groups):
         close(found, expected, np.float32)
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("padding", ["SAME", "VALID", ((0, 2), (1, 0))], ids=str)
+def test_minimal_filtering_gives_the_convolution_and_its_gradients(padding, dtype):
+    """Sixteen channels are enough for it; outputs of odd and even height and width, down to 1."""
+    for size in [(5, 6), (4, 7), (3, 3)]:
+        x = RNG.normal(size=(2, *size, 16)).astype(dtype)
+        w = RNG.normal(size=(3, 3, 16, 3)).astype(dtype) / 12  # outputs of about 1
+        options = {"window_strides": (1, 1), "padding": padding}
+        for found, expected in zip(*both(x, w, **options), strict=True):
+            close(found, expected, dtype)
+
+
+def test_minimal_filtering_is_for_many_channels_of_long_floats():
+    """Few channels, other windows and strides, and short floats are products of patches."""
+
+    def num_products(channels=16, window=(3, 3), strides=(1, 1), dtype=jnp.float32):
+        x, w = jnp.ones((2, 6, 6, channels), dtype), jnp.ones((*window, channels, 2), dtype)
+        program = jax.make_jaxpr(
+            lambda x, w: fo.models.patch_conv(x, w, strides, "SAME", dimension_numbers=LAYOUTS[2])
+        )(x, w)
+        return str(program).count("dot_general[")
+
+    assert num_products() >= 16
+    other = [{"channels": 8}, {"window": (3, 1)}, {"strides": (2, 1)}, {"dtype": jnp.bfloat16}]
+    assert [num_products(**options) for options in other] == [1, 1, 1, 1]
+
+
 def test_patches_of_three_dimensions():
     x, w = RNG.normal(size=(2, 3, 4, 5, 2)), RNG.normal(size=(2, 2, 3, 2, 3))
     for found, expected in zip(*both(x, w, window_strides=(1, 2, 1), padding="SAME"), strict=True):
@@ -110,9 +137,11 @@ def test_products_have_the_type_that_is_preferred(groups, dtype, wide):
         np.testing.assert_array_equal(found, lax.conv_general_dilated(x, w, **options))
 
 
-def test_patches_map_over_kernels_and_go_through_loops():
+@pytest.mark.parametrize("channels", [2, 16])
+def test_patches_map_over_kernels_and_go_through_loops(channels):
     """One kernel per client by `vmap`, and a carry through `scan`; a derivative of a derivative."""
-    x, w = RNG.normal(size=(2, 3, 4, 4, 2)), RNG.normal(size=(2, 3, 3, 2, 2))
+    x = RNG.normal(size=(2, 3, 4, 4, channels))
+    w = RNG.normal(size=(2, 3, 3, channels, channels)) / channels
 
     def run(conv):
         def once(x, w):
