@@ -222,6 +222,41 @@ def test_server_optimizer_around_scaffold_is_both_by_hand():
         helpers.assert_close((ours.server.optimizer.m, ours.server.optimizer.v), (m, v), 1e-12)
 
 
+# Local optimisers -----------------------------------------------------------------------------
+
+DECAYED = optax.add_decayed_weights(helpers.DECAY)
+MOMENTUM = {
+    "optax": optax.chain(DECAYED, optax.sgd(LR / 10, momentum=0.9)),
+    # Its momentum is normalised, by 1 - beta.
+    "triple": opt.chain(DECAYED, opt.sgdm(LR, 0.9)),
+}
+
+
+@pytest.mark.parametrize("optimizer", MOMENTUM)
+@pytest.mark.parametrize("make", [fo.fedavg, fo.scaffold], ids=["fedavg", "scaffold"])
+def test_local_momentum_starts_afresh_in_every_round(make, optimizer):
+    """m <- 0.9 m + g + decay y, y <- y - eta m, as PyTorch's; c_i is the mean of g, without either."""
+    params, rounds = _problem(rounds=4)
+    states = _play(make(MOMENTUM[optimizer]), params, rounds)
+    c, controls, x = np.zeros(3), np.zeros((NUM_CLIENTS, 3)), params["w"]
+    for rnd, ours in zip(rounds, states[1:], strict=True):
+        ends, old = [], controls.copy()
+        for client, batches in zip(rnd["clients"], rnd["batches"], strict=True):
+            y, m, gradients = x, 0.0, []
+            for batch in batches:
+                gradients.append(helpers.linear({"w": y}, *batch)[1]["w"])
+                corrected = gradients[-1] - old[client] + c
+                m = 0.9 * m + corrected + helpers.DECAY * y
+                y = y - LR / 10 * m
+            ends.append(y)
+            if make is fo.scaffold:
+                controls[client] = np.mean(gradients, axis=0)
+        x, c = np.average(ends, axis=0, weights=rnd["weights"]), controls.mean(axis=0)
+        helpers.assert_close(ours.variables.params["w"], x, 1e-12)
+        if make is fo.scaffold:
+            helpers.assert_close(ours.clients.control["w"], controls, 1e-12)
+
+
 # Non-trainable state --------------------------------------------------------------------------
 
 
