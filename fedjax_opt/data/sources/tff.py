@@ -21,6 +21,7 @@ from fedjax_opt.data.sources import columns as cells
 from fedjax_opt.data.sources import example_proto, hdf5_heaps
 
 _LIKELY_RATIO, _PIECE = 1000, 2**20
+_LONGEST = 10**9  # bytes of a value, as SQLite has it
 
 
 def read_hdf5(
@@ -135,19 +136,31 @@ def _sqlite_clients(path, split, columns, shapes):
         address = f"file:{urllib.parse.quote(str(plain.resolve()))}?mode=ro&immutable=1"
         with contextlib.closing(sqlite3.connect(address, uri=True)) as database:
             database.execute("PRAGMA trusted_schema = OFF")
+            room = plain.stat().st_size
+            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(room, _LONGEST))
             split = _split(database, path, split)
             query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?"
             sizes = dict(database.execute(f"{query} ORDER BY client_id", (split,)))
             for name, size in sizes.items():
                 query = "SELECT serialized_example_proto FROM examples WHERE split_name = ?"
-                rows = database.execute(f"{query} AND client_id = ?", (split, name)).fetchall()
+                found = database.execute(f"{query} AND client_id = ?", (split, name))
                 origin = f"{path}: client {name!r:.60}"
+                rows = list(_within(found, room, origin))
                 if len(rows) != size:
                     said = f"client_metadata says {size}"
                     raise ValueError(f"{origin} has {len(rows)} examples, but {said}.")
                 if rows:
-                    records = [example_proto.parse(row[0], origin) for row in rows]
+                    records = [example_proto.parse(row, origin) for row in rows]
                     yield str(name), _stacked(records, columns, shapes, origin)
+
+
+def _within(rows: Iterator[tuple[Any]], room: int, origin: str) -> Iterator[Any]:
+    """The values of the rows, which a file may compute instead of holding them: then there is no end."""
+    for (value,) in rows:
+        room -= len(value) if isinstance(value, (bytes, str)) else 0
+        if room < 0:
+            raise ValueError(f"{origin} has more in its examples than the file can hold.")
+        yield value
 
 
 def _split(database: sqlite3.Connection, path: pathlib.Path, split: str | None) -> str:

@@ -175,6 +175,19 @@ def test_wrong_sqlite(tmp_path):
     assert not (tmp_path / "none.sqlite").exists()
 
 
+@pytest.mark.parametrize(("size", "wrong"), [(10**8, "too big"), (5000, "than the file can hold")])
+def test_examples_that_are_computed(tmp_path, size, wrong):
+    """A column that is a formula fills the memory out of a small file."""
+    schema = f"""CREATE TABLE examples (split_name TEXT, client_id TEXT,
+                 serialized_example_proto AS (zeroblob({size})));
+                 CREATE TABLE client_metadata (client_id, split_name, num_examples);
+                 INSERT INTO examples (split_name, client_id) VALUES {"('train', 'f')," * 4} ('', '');
+                 INSERT INTO client_metadata VALUES ('f', 'train', 4);"""
+    file = make(tmp_path / "bad.sqlite", [], schema=schema)
+    with pytest.raises(ValueError, match=rf"bad\.sqlite.*{wrong}"):
+        list(read_sqlite(file))
+
+
 @pytest.fixture(scope="module")
 def whole_sqlite(tmp_path_factory):
     return make(tmp_path_factory.mktemp("sqlite") / "damaged.sqlite", ROWS).read_bytes()
