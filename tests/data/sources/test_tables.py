@@ -197,6 +197,32 @@ def test_tables(kind):
     assert set(next(read_table(table, "user"))[1]) == {"text", "label", "image", "vector"}
 
 
+def test_tables_of_hugging_face():
+    """Images, class labels, lists and text, where that package is installed."""
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        user=datasets.Value("string"), image=datasets.Image(), text=datasets.Value("string"),
+        label=datasets.ClassLabel(num_classes=3), vector=datasets.List(datasets.Value("float64")),
+    )  # fmt: skip
+    columns = {
+        "user": ["u2", "u1", "u2"], "image": [np.full((2, 2), i, np.uint8) for i in range(3)],
+        "text": ["a", "bb", "ccc"], "label": [0, 1, 2], "vector": [[0.5, 1.0]] * 3,
+    }  # fmt: skip
+    table = datasets.Dataset.from_dict(columns, features)
+    for form in (table, table.with_format("numpy"), table.to_iterable_dataset()):
+        clients = list(read_table(form, "user"))
+        assert [name for name, _ in clients] == ["u1", "u2"]
+        examples = clients[1][1]
+        assert examples["image"].dtype == np.uint8 and examples["image"][:, 0, 0].tolist() == [0, 2]
+        assert examples["label"].dtype == np.int32 and examples["label"].tolist() == [0, 2]
+        assert examples["text"].tolist() == ["a", "ccc"]
+        assert examples["vector"].tolist() == [[0.5, 1.0]] * 2
+    with pytest.raises(ValueError, match="must have column_names, and be one split"):
+        read_table(datasets.DatasetDict(train=table), "user")
+    with pytest.raises(ValueError, match="named by text or whole numbers"):
+        list(read_table(datasets.Dataset.from_dict({"user": [1, None], "y": [1, 2]}), "user"))
+
+
 @pytest.mark.parametrize("kind", [list, np.asarray])
 def test_clients_have_any_number(kind):
     """Numbers of clients are names: they are not the model's."""
