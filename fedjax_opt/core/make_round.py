@@ -42,7 +42,7 @@ def make_round(
         it the round can be differentiated in reverse mode.
       - `mask`: bool `[S, K, B]`, which rows of the batches count: one at least in every step taken.
       - `probe_batches`, `probe_mask`: `[S, P, B']`, for algorithms with a probe: all of each
-        client's data, in P parts; an algorithm that probes one minibatch takes the first.
+        client's data, in P parts; an algorithm that probes one minibatch takes the first with a row.
 
     It may be called inside `jit`, `vmap` and `grad`. Values are checked where they are known, which is
     everywhere but inside such a transformation. If a loss or the aggregate is not finite, the state
@@ -152,7 +152,9 @@ def _full(shared, feed):
 
 def _extra(shared, feed, key):
     del key
-    return _full(shared, feed)[0](0)
+    mask = feed[3]
+    first = 0 if mask is None else jnp.argmax(jnp.any(mask, axis=-1))
+    return _full(shared, feed)[0](first)
 
 
 def _check(algorithm, state, cohort, feed, weights, num_steps):

@@ -134,6 +134,22 @@ def test_ragged_probes_give_the_exact_full_gradient():
     problems.assert_close(after.server.optimizer.m["w"], expected)
 
 
+def test_one_minibatch_is_probed_where_there_is_one():
+    """MimeXlite's probe takes the first part that has a row that counts."""
+    beta, data = 0.9, batches()
+    algorithm = fo.mimexlite(fo.optimizers.sgdm(RATE, beta))
+    state = problems.start(algorithm, CLIENTS)
+    mask = np.ones((COHORT, STEPS, ROWS), bool)
+    mask[0, 0], mask[2, :2] = False, False
+    after, _ = fo.make_round(algorithm, problems.MODEL, "scan")(
+        state, IDS, data, probe_batches=data, probe_mask=mask
+    )
+    parts = [(0, 1), (1, 0), (2, 2)]
+    gradients = [problems.gradient(model_of(state), data["x"][at], data["y"][at]) for at in parts]
+    expected = (1 - beta) * np.mean(gradients, axis=0)
+    problems.assert_close(after.server.optimizer.m["w"], expected)
+
+
 def test_absent_clients_keep_their_state_bit_for_bit():
     algorithm = fo.scaffold(fo.optimizers.sgd(RATE))
     state = problems.start(algorithm, CLIENTS)
