@@ -23,8 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever reads, `head` for one, has seen enough; nor may the interpreter flush at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, OSError) as error:
-        # The library names the argument, its value and what is allowed: that is all a user needs.
+    except (ValueError, OSError, ImportError) as error:
+        # The library names the argument, its value and what is allowed, or what is to be installed:
+        # that is all a user needs.
         print(f"fedjax-opt: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -76,8 +76,6 @@ def run(options: argparse.Namespace) -> int:
             "Say what to reproduce: `fedjax-opt reproduce --list` shows what there is."
         )
     entry = papers.find(options.name)
-    if entry.script is not None:
-        _paragraph(f"{entry.paper} {entry.where}. {entry.finds}")
     parts = _chosen(entry.parts(options.quick, options.leaf), options.only)
     _paragraph(f"{entry.paper} {entry.where}. {entry.finds}")
     _paragraph(entry.quick_differs if options.quick else entry.differs)
@@ -231,9 +229,7 @@ def _print_list() -> None:
             entry.where,
             ", ".join(
                 size for size, made in (("full", entry.full), ("--quick", entry.quick)) if made
-            )
-            or entry.script
-            or "",
+            ),
         ]
         for name, entry in papers.ENTRIES.items()
     ]

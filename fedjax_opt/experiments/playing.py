@@ -167,7 +167,8 @@ def play(
             continue
         found = run_trials(
             task.model, task.data, trials, rounds=setup.rounds, settings=program.settings,
-            test=setup.test, evaluate_every=experiment.evaluate_every, on_chunk=noted(program),
+            test=setup.test, client_test=task.client_test, evaluate_every=experiment.evaluate_every,
+            on_chunk=noted(program),
         )  # fmt: skip
         for trial, variables in zip(found.trials, found.variables, strict=True):
             if trial.seed == experiment.seeds[0] and variables is not None:

@@ -50,6 +50,7 @@ def run_trials(
     rounds: int,
     settings: Mapping[str, Any],
     test: Any = None,
+    client_test: Any = None,
     evaluate_every: int = 10,
     strategy: str | Strategy = "auto",
     memory: float | None = None,
@@ -72,6 +73,9 @@ def run_trials(
       settings: arguments of `run_rounds`: the cohort, the minibatch, the local steps or epochs and the
         like. Its `strategy` is that of the clients of each trial.
       test: a test set, a pytree of arrays `[n, ...]`, evaluated every `evaluate_every` rounds.
+      client_test: a `ClientData` of the same clients. The metrics are then those of each client's own
+        model on its own examples (`personal_variables`), in the mean over clients, and those of the
+        global model on the test set are called `global_accuracy` and the like.
       evaluate_every: the rounds between evaluations, and the length of a chunk.
       strategy: how trials are executed: 'scan' one after the other, 'vmap' all at once, 'chunked' so
         many at once, 'sharded' over the devices; see `Strategy`. 'auto' spreads them over CPU devices
@@ -112,6 +116,13 @@ def run_trials(
     axis, constants = _axis(trials)
     _check_values(trials, axis)
     shared, fixed, clients = _prepare(model, data, trials, settings, test)
+    if client_test is not None:
+        if len(client_test.sizes) != len(data.sizes):
+            raise ValueError(
+                f"client_test must be a ClientData of the same {len(data.sizes)} clients, got"
+                f" {len(client_test.sizes)} clients."
+            )
+        shared = shared._replace(client_test=client_test)
 
     def setup(plan: waves.Plan) -> waves.Setup:
         chosen = fixed._replace(strategy=plan.clients)

@@ -14,7 +14,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedjax_opt.core import Strategy, controller, evaluate, init_state, strategies
+from fedjax_opt.core import (
+    Strategy,
+    controller,
+    evaluate,
+    init_state,
+    personal_variables,
+    strategies,
+)
+from fedjax_opt.core.evaluate import mean_over_rows
 from fedjax_opt.core.preparation import Fixed, Traced
 from fedjax_opt.core.run import one_round
 
@@ -160,10 +168,11 @@ class Setup(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What all trials see: the traced part of a run, but for the algorithm, and the test set."""
+    """What all trials see: the traced part of a run, but for the algorithm, and the test sets."""
 
     traced: Traced
     test: Any
+    client_test: Any = None
 
 
 @partial(jax.jit, static_argnames="setup")
@@ -172,9 +181,7 @@ def begin(shared: Shared, wave: Axis, setup: Setup) -> Any:
 
     def one(shared, trial):
         traced = _traced(setup, shared, trial)
-        rate = traced.learning_rate
-        rate = None if isinstance(rate, tuple) and not rate else rate
-        algorithm = controller.first_algorithm(traced.algorithm, rate)
+        algorithm = _first_algorithm(traced)
         batch_size = setup.fixed.batch_size
         sample = jax.tree.map(lambda x: x[:batch_size], traced.data.examples)
         key = jax.random.wrap_key_data(trial.key)
@@ -213,6 +220,10 @@ def play(shared: Shared, wave: Axis, states: Any, count: Any, setup: Setup) -> t
         found = {}
         if shared.test is not None:
             found = evaluate(fixed.model, state.variables, shared.test)
+        if shared.client_test is not None:
+            own = personal_variables(_first_algorithm(traced), state)
+            users = _of_users(fixed.model, own, shared.client_test, fixed.batch_size)
+            found = {f"global_{name}": value for name, value in found.items()} | users
         return (), (state, infos, found)
 
     return strategies.map_reduce(setup.trials, one, (shared, count), (wave, states))[1]
@@ -223,6 +234,23 @@ def _traced(setup: Setup, shared: Shared, trial: Axis) -> Traced:
     algorithm = setup.build(dict(setup.constants) | trial.varying)
     traced = shared.traced._replace(algorithm=controller.as_setting(algorithm))
     return traced if isinstance(trial.steps, tuple) else traced._replace(local_steps=trial.steps)
+
+
+def _first_algorithm(traced: Traced) -> Any:
+    rate = traced.learning_rate
+    rate = None if isinstance(rate, tuple) and not rate else rate
+    return controller.first_algorithm(traced.algorithm, rate)
+
+
+def _of_users(model: Any, own: Callable[[Any], Any], test: Any, batch_size: int) -> Any:
+    """The metrics of each client's own model on its own examples, in the mean over clients."""
+
+    def one(client):
+        rows = jnp.asarray(test.offsets)[client], jnp.asarray(test.sizes)[client]
+        return mean_over_rows(model, own(client), test.examples, *rows, batch_size)
+
+    found = jax.lax.map(one, jnp.arange(test.sizes.shape[0], dtype=jnp.int32))
+    return jax.tree.map(jnp.nanmean, found)  # one without examples does not count
 
 
 def needed_bytes(shared: Shared, wave: Axis, setup: Setup) -> int:

@@ -6,8 +6,10 @@ from fedjax_opt.tasks.cifar import cifar10_dirichlet as cifar10_dirichlet
 from fedjax_opt.tasks.cifar import cifar100_dirichlet as cifar100_dirichlet
 from fedjax_opt.tasks.cifar import cifar100_pam as cifar100_pam
 from fedjax_opt.tasks.images import digits as digits
+from fedjax_opt.tasks.images import digits_users as digits_users
 from fedjax_opt.tasks.images import fashion_mnist_dirichlet as fashion_mnist_dirichlet
 from fedjax_opt.tasks.images import mnist_shards as mnist_shards
+from fedjax_opt.tasks.images import mnist_users as mnist_users
 from fedjax_opt.tasks.language import plays as plays
 from fedjax_opt.tasks.language import sent140 as sent140
 from fedjax_opt.tasks.language import shakespeare as shakespeare

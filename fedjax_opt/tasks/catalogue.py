@@ -5,15 +5,22 @@ from typing import Any
 
 from fedjax_opt.core import checks
 from fedjax_opt.tasks.cifar import cifar10_dirichlet, cifar100_dirichlet, cifar100_pam
-from fedjax_opt.tasks.images import digits, fashion_mnist_dirichlet, mnist_shards
+from fedjax_opt.tasks.images import (
+    digits,
+    digits_users,
+    fashion_mnist_dirichlet,
+    mnist_shards,
+    mnist_users,
+)
 from fedjax_opt.tasks.language import plays, sent140, shakespeare
 from fedjax_opt.tasks.sensors import activity
 from fedjax_opt.tasks.task import Task
 from fedjax_opt.tasks.writers import femnist, femnist_cnn
 
 _TASKS = (
-    activity, cifar10_dirichlet, cifar100_dirichlet, cifar100_pam, digits, fashion_mnist_dirichlet,
-    femnist, femnist_cnn, mnist_shards, plays, sent140, shakespeare,
+    activity, cifar10_dirichlet, cifar100_dirichlet, cifar100_pam, digits, digits_users,
+    fashion_mnist_dirichlet, femnist, femnist_cnn, mnist_shards, mnist_users, plays, sent140,
+    shakespeare,
 )  # fmt: skip
 _BY_NAME = {task.__name__: task for task in _TASKS}
 

@@ -1,10 +1,15 @@
 """Digits, MNIST and Fashion-MNIST."""
 
+from typing import Any
+
+import numpy as np
+
 from fedjax_opt import data as fed
 from fedjax_opt import models
-from fedjax_opt.algorithms import ce_fedavg, compressed_fedavg, mfl
+from fedjax_opt.algorithms import ce_fedavg, compressed_fedavg, fedavg, mfl
+from fedjax_opt.models.images import network
 from fedjax_opt.optimizers import adam, sgd
-from fedjax_opt.tasks.parts import CE_FEDAVG, FEDACG, Directory, three
+from fedjax_opt.tasks.parts import CE_FEDAVG, FEDACG, MTFL, Directory, three
 from fedjax_opt.tasks.task import Task
 
 
@@ -81,6 +86,96 @@ def mnist_shards(num_clients: int = 20, seed: int = 0, directory: Directory = No
             "compressed_fedavg": compressed_fedavg(sgd(0.2), 0.6),
         },
     )
+
+
+def digits_users(num_clients: int = 20, seed: int = 0) -> Task:
+    """Digits in two shards per client, each tested on digits of its own: MTFL's task, small.
+
+    Args:
+      num_clients: W. Half of them are in each round.
+      seed: of the split.
+
+    Returns:
+      A `Task` whose model has batch normalisation (it needs flax), and with a `client_test`: every
+      fifth example of a client.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> task = fo.tasks.digits_users()
+      >>> task.client_test.num_clients
+      20
+
+    Reference:
+      Mills, Hu, Min. Multi-task federated learning for personalised deep neural networks in edge
+      computing. IEEE Transactions on Parallel and Distributed Systems, 2022.
+    """
+    parts = fed.load_digits(seed=0)
+    digits = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    owners = fed.label_shards(digits["y"], num_clients, shards_per_client=2, seed=seed)
+    tested = np.zeros(len(owners), bool)
+    for client in range(num_clients):
+        tested[np.flatnonzero(owners == client)[::5]] = True
+    train, test = ({name: x[rows] for name, x in digits.items()} for rows in (~tested, tested))
+    network_64 = network("cnn").DNN(10, hidden=(64, 64), batch_norm=True)
+    return Task(
+        name="digits_users",
+        paper=MTFL,
+        differs="Digits of 8x8 pixels, 64 units in place of 200, few clients.",
+        data=fed.ClientData.from_arrays(train, owners[~tested], num_clients),
+        test=test,
+        model=models.from_linen(network_64, "train"),
+        rounds=100,
+        settings=_of_users(num_clients, batch_size=8),
+        algorithms={"fedavg": fedavg(sgd(0.1))},
+        client_test=fed.ClientData.from_arrays(test, owners[tested], num_clients),
+    )
+
+
+def mnist_users(num_clients: int = 200, seed: int = 0, directory: Directory = None) -> Task:
+    """MNIST in two shards per client, each tested on test shards of its own (MTFL).
+
+    Args:
+      num_clients: W; 200 or 400 in the thesis. Half of them are in each round.
+      seed: of the split.
+      directory: where data sets are kept; see `fo.data.load`.
+
+    Returns:
+      A `Task` whose model has batch normalisation (it needs flax), and with a `client_test`. The thesis
+      stops at a user accuracy of 97%.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> task = fo.tasks.mnist_users()  # doctest: +SKIP
+
+    Reference:
+      Mills, Hu, Min. Multi-task federated learning for personalised deep neural networks in edge
+      computing. IEEE Transactions on Parallel and Distributed Systems, 2022.
+    """
+    train, test, _ = fed.load("mnist", directory)
+    clients, tested = (
+        fed.ClientData.from_arrays(
+            part, fed.label_shards(part["y"], num_clients, 2, seed), num_clients
+        )
+        for part in (train, test)
+    )
+    return Task(
+        name="mnist_users",
+        paper=MTFL,
+        differs="All clients are tested after a round, not those that are in it.",
+        data=clients,
+        test=test,
+        model=models.dnn(10, batch_norm=True),
+        rounds=150,
+        settings=_of_users(num_clients, batch_size=20),
+        algorithms={"fedavg": fedavg(sgd(0.3))},
+        client_test=tested,
+    )
+
+
+def _of_users(num_clients: int, batch_size: int) -> dict[str, Any]:
+    """Half of the clients in a round, one local epoch."""
+    cohort = max(num_clients // 2, 1)
+    return {"cohort_size": cohort, "batch_size": batch_size, "local_epochs": 1}
 
 
 def fashion_mnist_dirichlet(

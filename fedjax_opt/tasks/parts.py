@@ -25,6 +25,7 @@ DECAYING = "Mills, Hu, Min. Faster federated learning with decaying number of lo
 CE_FEDAVG = (
     "Mills, Hu, Min. Communication-efficient federated learning for wireless edge intelligence."
 )
+MTFL = "Mills, Hu, Min. Multi-task federated learning for personalised deep neural networks."
 
 
 def three(fedavg_rate: float, fedgbo_rate: float, scaffold_rate: float) -> dict[str, Algorithm]:

@@ -21,6 +21,9 @@ class Task(NamedTuple):
       settings: the cohort, the minibatch, and the local steps or epochs, as `fo.simulate` takes them.
       algorithms: algorithms by name with hyperparameters that suit the task: the paper's where it gives
         them, else from a search of ours.
+      client_test: what each client is tested on, a `ClientData` of the same clients; None if that is
+        the test set for all. With it `fedjax_opt.experiments` take user accuracy for accuracy: of each
+        client's own model on its own examples, every client counting once.
 
     Example:
       >>> import fedjax_opt as fo
@@ -39,6 +42,7 @@ class Task(NamedTuple):
     rounds: int
     settings: dict[str, Any]
     algorithms: dict[str, Algorithm]
+    client_test: ClientData | None = None
 
     def simulate(self, algorithm: str | Algorithm = "fedavg", **changes: Any) -> Result:
         """Trains: `fo.simulate` with the data, the model and the settings of the task.
@@ -59,6 +63,8 @@ class Task(NamedTuple):
         for names in (("local_steps", "local_epochs"), ("cohort_size", "sampler")):
             if changes.keys() & set(names):  # one of them takes the place of the other
                 settings = {key: value for key, value in settings.items() if key not in names}
+        if self.client_test is not None and "data" not in changes:
+            settings["client_test"] = self.client_test
         arguments = {"rounds": self.rounds, "test": self.test, **settings, **changes}
         model, data = arguments.pop("model", self.model), arguments.pop("data", self.data)
         return simulate(algorithm, model, data, **arguments)

@@ -328,6 +328,28 @@ def test_a_controller_and_diagnostics():
     assert found.records[0]["client_update_norm"] == pytest.approx(np.nanmean(last))
 
 
+def test_users_are_tested_with_models_of_their_own():
+    """As `fo.simulate` does it, in the mean over clients; the last of them has no test examples."""
+
+    def build(hyperparameters):
+        return fo.independent(fo.optimizers.sgd(hyperparameters["learning_rate"]))
+
+    kept = np.arange(sum(SIZES) - SIZES[-1])
+    own = fo.ClientData.from_arrays(
+        jax.tree.map(lambda x: x[kept], DATA.examples),
+        np.repeat(np.arange(len(SIZES)), SIZES)[kept], len(SIZES), allow_empty=True,
+    )  # fmt: skip
+    trials = trials_of(seeds=(1,), build=build)
+    found = sweep(trials, client_test=own)
+    expected = alone(trials[1], client_test=own).evaluations
+    np.testing.assert_allclose(found.evaluations["global_loss"][1], expected["loss"], 1e-10)
+    means = np.nanmean(expected["client_loss"], axis=1)
+    np.testing.assert_allclose(found.evaluations["loss"][1], means, 1e-10)
+    assert found.records[0]["loss"] != found.records[0]["global_loss"]
+    with pytest.raises(ValueError, match="client_test must be a ClientData of the same 6 clients"):
+        sweep(trials, client_test=own[:3])
+
+
 def test_without_a_test_set_there_are_records_still():
     found = sweep(trials_of(), test=None)
     assert list(found.evaluations) == ["round"]

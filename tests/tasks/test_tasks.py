@@ -86,7 +86,8 @@ def task(request, monkeypatch, leaf):
         return fo.tasks.load(name, folder=leaf / "femnist")
     if name in ("shakespeare", "sent140"):
         return fo.tasks.load(name, folder=leaf / name)
-    return fo.tasks.load(name, **({"which": "play"} if name == "plays" else {}))
+    options = {"plays": {"which": "play"}, "mnist_users": {"num_clients": 10}}
+    return fo.tasks.load(name, **options.get(name, {}))
 
 
 @pytest.mark.parametrize("task", fo.tasks.NAMES, indirect=True)
@@ -106,6 +107,23 @@ def test_every_task_is_ready_to_train(task):
     assert aux.metrics["accuracy"].shape[0] == 2
     for algorithm in task.algorithms.values():
         jax.eval_shape(algorithm.init, variables)
+    if task.client_test is not None:
+        assert task.client_test.num_clients == task.data.num_clients
+
+
+def test_users_are_tested_on_digits_like_those_they_have(monkeypatch):
+    task, seen = fo.tasks.digits_users(), {}
+    assert task.client_test is not None and len(task.test["y"]) == 360
+    assert len(task.test["y"]) + int(np.sum(task.data.sizes)) == 1797
+    for client in range(20):
+        own, tested = (np.unique(part[client]["y"]) for part in (task.data, task.client_test))
+        assert set(tested) <= set(own) and len(own) <= 4
+    monkeypatch.setattr(
+        "fedjax_opt.tasks.task.simulate",
+        functools.wraps(fo.simulate)(lambda *_, **arguments: seen.update(arguments)),
+    )
+    task.simulate()
+    assert seen["client_test"] is task.client_test
 
 
 def test_settings_are_the_task_s_unless_others_are_given(monkeypatch):

@@ -1,13 +1,13 @@
 """Everything that can be reproduced, by name."""
 
-from fedjax_opt.experiments.papers import decaying_k, fedacg, fedgbo, ghbm, thesis
+from fedjax_opt.experiments.papers import ce_fedavg, decaying_k, fedacg, fedgbo, ghbm, mtfl
 from fedjax_opt.experiments.papers.entry import Entry
 from fedjax_opt.experiments.specs import unknown
 
 #: The entries by name.
 ENTRIES: dict[str, Entry] = {
     entry.name: entry
-    for module in (fedgbo, decaying_k, ghbm, fedacg, thesis)
+    for module in (fedgbo, decaying_k, ghbm, fedacg, ce_fedavg, mtfl)
     for entry in module.ENTRIES
 }
 

@@ -13,6 +13,7 @@ from fedjax_opt.tasks import Task
 MEASURES = {
     "accuracy": "accuracy, %",
     "rounds": "rounds to target",
+    "upload": "MB up to target",
     "minutes": "simulated minutes to target",
     "match": "MB up to match FedAvg",
     "steps": "steps, share of fixed",
@@ -66,11 +67,10 @@ class Entry(NamedTuple):
       where: the table or figure.
       finds: what it shows, in a sentence.
       measures: what is compared, of `MEASURES`; the first is what matters most.
-      full: (LEAF's folder) -> the paper's experiments; None if they are no experiments here.
-      quick: () -> small ones that should show the same; None if there are none.
+      full: (LEAF's folder) -> the paper's experiments; None if there is no task for them.
+      quick: () -> small ones that should show the same.
       differs: what differs from the paper at full size.
       quick_differs: what the small ones are.
-      script: the program of the repository that measures it, if it is no experiment here.
       baseline: the label that others are measured against.
     """
 
@@ -83,7 +83,6 @@ class Entry(NamedTuple):
     quick: Callable[[], Sequence[Part]] | None = None
     differs: str = ""
     quick_differs: str = ""
-    script: str | None = None
     baseline: str = "fedavg"
 
     def parts(self, quick: bool = False, leaf: str = "leaf") -> tuple[Part, ...]:
@@ -93,11 +92,6 @@ class Entry(NamedTuple):
           quick: the small ones.
           leaf: the folder of LEAF's repository, for tasks that read its files.
         """
-        if self.script is not None:
-            raise ValueError(
-                f"{self.name} is measured by {self.script} of the repository: python {self.script}"
-                f"{' --quick' if quick else ''}."
-            )
         if quick:
             assert self.quick is not None
             return tuple(self.quick())

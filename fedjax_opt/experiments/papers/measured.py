@@ -199,6 +199,7 @@ def _steps(experiment: Experiment, outcome: Outcome, base: Outcome) -> np.ndarra
 _VALUES: dict[str, Callable[[Experiment, Outcome, Outcome], np.ndarray]] = {
     "accuracy": _accuracy,
     "rounds": _until(None),
+    "upload": _until("bytes_up", 1e6),
     "minutes": _until("simulated_seconds", 60.0),
     "match": _match,
     "steps": _steps,
