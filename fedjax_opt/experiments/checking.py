@@ -27,6 +27,7 @@ _AT_LEAST = {
     "local_steps": 1,
     "local_epochs": 1,
     "evaluate_every": 1,
+    "test_examples": 1,
     "samples": 1,
     "search_seed": 0,
 }

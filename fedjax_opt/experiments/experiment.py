@@ -59,6 +59,7 @@ class Experiment(NamedTuple):
       local_epochs: E in place of K; None for the task's.
       controller: what sets K or eta from round to round, as a spec of `recipes.CONTROLLERS`.
       evaluate_every: the rounds between evaluations.
+      test_examples: how many examples of the test set are evaluated, the same in all runs; None for all.
       weighting: aggregate by 'samples' or 'uniform'.
       batching: 'shuffled' epochs, or with 'replacement'.
       diagnostics: what to measure of the clients' drift, as for `fo.run_rounds`.
@@ -91,6 +92,7 @@ class Experiment(NamedTuple):
     local_epochs: int | None = None
     controller: Spec | None = None
     evaluate_every: int = _RUN["evaluate_every"]
+    test_examples: int | None = None
     weighting: str = _RUN["weighting"]
     batching: str = _RUN["batching"]
     diagnostics: tuple[str, ...] = _RUN["diagnostics"]

@@ -206,6 +206,9 @@ KEYS: dict[str, Key] = {
         " `fedjax-opt list controllers` shows all.",
     ),
     "evaluate_every": Key(WHOLE, "Rounds between evaluations on the test set."),
+    "test_examples": Key(
+        WHOLE, "How many examples of the test set are evaluated, drawn once (left out: all)."
+    ),
     "weighting": Key(WORD, "What the mean over clients weighs them by.", WEIGHTINGS),
     "batching": Key(WORD, "How a client draws its minibatches.", BATCHINGS),
     "diagnostics": Key(WORDS, "What to measure of the clients' drift, and of what they send.", NAMES),

@@ -8,6 +8,8 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedjax_opt.core import checks
 from fedjax_opt.experiments.experiment import SETTINGS, Experiment, Member, grid_of
 from fedjax_opt.experiments.hyperparameters import hyperparameters, replaced
@@ -103,10 +105,10 @@ def set_up(experiment: Experiment, task: Task, device: Device | None = None) -> 
       >>> [len(program.trials) for program in set_up(experiment, fo.tasks.digits()).programs]
       [4]
     """
-    test, validation = dict(task.test), None
+    test, validation = _test_set(experiment.test_examples, task), None
     if experiment.controller is not None and experiment.controller.name in _WATCHING:
-        validation = {name: array[::2] for name, array in task.test.items()}
-        test = {name: array[1::2] for name, array in task.test.items()}
+        validation = {name: array[::2] for name, array in test.items()}
+        test = {name: array[1::2] for name, array in test.items()}
     settings = _settings(experiment, task, validation)
     device = device or _device(experiment)
     programs = []
@@ -180,6 +182,16 @@ def model_name(trial: Trial) -> str:
     """What the final model of a trial is called: the label, and the point if there is one."""
     point = ", ".join(f"{name}={value}" for name, value in trial.hyperparameters.items())
     return f"{trial.label} ({point})" if point else trial.label
+
+
+def _test_set(count: int | None, task: Task) -> dict[str, Any]:
+    """The examples that are evaluated: all, or so many that follow from their number alone."""
+    if count is None:
+        return dict(task.test)
+    available = len(next(iter(task.test.values())))
+    checks.integer(f"test_examples of {task.name}", count, low=1, high=available)
+    rows = np.sort(np.random.default_rng(0).permutation(available)[:count])
+    return {name: array[rows] for name, array in task.test.items()}
 
 
 def _settings(experiment: Experiment, task: Task, validation: Any) -> dict[str, Any]:
