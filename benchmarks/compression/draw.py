@@ -7,6 +7,7 @@ Run:  python benchmarks/compression/draw.py          (the plot needs matplotlib)
 
 import json
 import pathlib
+import sys
 
 import jax
 import numpy as np
@@ -15,9 +16,11 @@ from task import MODEL, TASK, Setting
 import fedjax_opt as fo
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+import pages  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results" / "compression.json"
 README = pathlib.Path(__file__).with_name("README.md")
-BEGIN, END = "<!-- table -->\n", "<!-- end of table -->\n"
 PLOT = ROOT / "docs" / "images" / "compression.svg"
 NAMES = ("FedAvg", "CE-FedAvg", "CE-FedAvg, uncorrected")
 # W = 20, C = 0.5, MNIST-2NN in tables 3.1 to 3.3, by (s, Y).
@@ -144,9 +147,7 @@ def main():
     saved = json.loads(RESULTS.read_text(encoding="utf-8"))
     rows = table(saved)
     print(rows)
-    before, rest = README.read_text(encoding="utf-8").split(BEGIN)
-    after = rest.split(END)[1]
-    README.write_text(f"{before}{BEGIN}\n{rows}\n\n{END}{after}", encoding="utf-8")
+    pages.fill(README, {"table": f"\n{rows}\n"})
     draw(saved, PLOT)
 
 

@@ -9,11 +9,14 @@ Run:  python benchmarks/personalisation/draw.py
 import argparse
 import json
 import pathlib
-import re
+import sys
 
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+import pages  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results" / "personalisation.json"
 PAGE = pathlib.Path(__file__).resolve().parent / "README.md"
 # What run.py measures, in the order of the thesis's tables.
@@ -100,17 +103,6 @@ def accuracy_at(runs, number):
     if any(run["every"] * len(run["user_accuracy"]) < number for run in runs):
         return "-"
     return f"{np.mean([run['user_accuracy'][number // run['every'] - 1] for run in runs]):.1%}"
-
-
-def write_page(tables):
-    """Replaces what stands between the marks of README.md."""
-    text = PAGE.read_text(encoding="utf-8")
-    for name, table in tables.items():
-        pattern = rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)"
-        text, count = re.subn(pattern, lambda m, t=table: m[1] + t + m[2], text, flags=re.DOTALL)
-        if count != 1:
-            raise SystemExit(f"{PAGE} must hold one pair of marks named {name}, got {count}.")
-    PAGE.write_text(text, encoding="utf-8")
 
 
 def pyplot(salt):
@@ -218,7 +210,7 @@ def main():
     tables["rivals"] = rivals_table(saved)
     for table in tables.values():
         print(table, end="\n\n")
-    write_page(tables)
+    pages.fill(PAGE, tables)
     draw_rounds(saved, options.output)
     draw_steps(saved, options.output)
 
