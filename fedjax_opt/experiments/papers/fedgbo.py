@@ -150,7 +150,9 @@ def _searched(names: Sequence[str], local_steps: int) -> Experiment:
     grid: dict[str, tuple[float, ...]] = {}
     for name in names:
         algorithm, _, optimiser = name.partition("-")
-        rates = _RATES.get(optimiser, _SMALL_RATES)
+        # MimeXlite's momentum, of single minibatches, wants smaller ones.
+        small = algorithm == "mimexlite" or optimiser not in _RATES
+        rates = _SMALL_RATES if small else _RATES[optimiser]
         if algorithm == "adaptive_fedopt":  # its optimiser is the server's
             grid[f"{name}:server_learning_rate"] = rates[1:3]
             rates = _RATES[""]
