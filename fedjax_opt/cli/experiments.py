@@ -25,6 +25,7 @@ from tqdm.auto import tqdm
 import fedjax_opt as fo
 from fedjax_opt.cli import dry_run
 from fedjax_opt.cli.experiment_options import add_options, command_line, read_experiment
+from fedjax_opt.cli.interrupts import remembered
 from fedjax_opt.cli.tables import duration, print_table
 from fedjax_opt.experiments import playing, summary
 from fedjax_opt.experiments.config import Experiment, to_toml
@@ -110,8 +111,9 @@ def play(experiment: Experiment, task: Any, setup: Any, directory: RunDirectory)
         newest = progress.records[-1] if progress.records else {}
         shown = {k: f"{newest[k]:.4f}" for k in ("train_loss", "accuracy") if k in newest}
         bar.set_postfix({"algorithm": progress.trials[0].label, **shown})
+        check_interrupt()
 
-    with bar:
+    with bar, remembered() as check_interrupt:
         # What the directory held already is done.
         finished = total - sum(
             setup.rounds * len(playing.remaining(p.trials, directory.records, setup.rounds))

@@ -14,6 +14,7 @@ from typing import Any
 from fedjax_opt.cli.experiment_options import command_line
 from fedjax_opt.experiments import summary
 from fedjax_opt.experiments.config import Experiment, from_toml
+from fedjax_opt.experiments.playing import device_of
 from fedjax_opt.experiments.report import About, Curves, save_plots, write_report
 from fedjax_opt.experiments.rundir import Results, read
 from fedjax_opt.experiments.specs import unknown
@@ -106,6 +107,11 @@ def _about(
         "Bytes, operations and the simulated time are derived from the algorithms: see"
         " fedjax_opt.experiments.pricing."
     )
+    links = {device_of(experiment)[:2] for experiment in experiments}
+    if len(links) == 1:
+        notes[-1] += " The simulated link has {:g} Mbit/s down and {:g} Mbit/s up.".format(
+            *links.pop()
+        )
     given = {"task": str(first.task), "seeds": len(first.seeds), "rounds": first.rounds,
              "cohort": first.cohort_size, "local steps": first.local_steps,
              "local epochs": first.local_epochs, "batch size": first.batch_size,

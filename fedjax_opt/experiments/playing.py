@@ -110,7 +110,7 @@ def set_up(experiment: Experiment, task: Task, device: Device | None = None) -> 
         validation = {name: array[::2] for name, array in test.items()}
         test = {name: array[1::2] for name, array in test.items()}
     settings = _settings(experiment, task, validation)
-    device = device or _device(experiment)
+    device = device or device_of(experiment)
     programs = []
     for member in experiment.algorithms:
         for points in _by_structure(member, points_of(experiment, member)):
@@ -217,8 +217,12 @@ def _settings(experiment: Experiment, task: Task, validation: Any) -> dict[str, 
     return settings
 
 
-def _device(experiment: Experiment) -> Device:
-    """The clients' link and speed: what is not given is the paper's."""
+def device_of(experiment: Experiment) -> Device:
+    """The clients' link and speed: what is not given is the paper's.
+
+    Args:
+      experiment: which may say some of it.
+    """
     given = {name: getattr(experiment, name) for name in ("download_mbps", "upload_mbps")}
     if experiment.device_gflops is not None:
         given["flops_per_second"] = 1e9 * experiment.device_gflops

@@ -1,7 +1,9 @@
 """`fedjax-opt run`, `sweep`, `compare`, `report` and `list` as a person uses them, in this process."""
 
+import contextlib
 import json
 import shlex
+import signal
 import tomllib
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import fedjax_opt as fo
 from fedjax_opt.cli import main
 from fedjax_opt.cli.experiment_options import command_line
+from fedjax_opt.cli.interrupts import remembered
 from fedjax_opt.experiments import from_toml, outcomes, read
 
 SMALL = "--rounds 4 --cohort-size 2 --local-steps 2 --batch-size 4 --evaluate-every 2"
@@ -69,6 +72,7 @@ def test_compare_runs_every_point_and_seed_and_writes_a_page(command, folder):
     assert read(output).about["status"] == "finished"
     page = (output / "report.html").read_text()
     assert all(label in page for label in labels) and "client" in page
+    assert "20 Mbit/s down and 5 Mbit/s up" in page
 
 
 @pytest.mark.slow
@@ -169,6 +173,24 @@ def test_an_interrupted_run_is_kept_and_continued(command, folder, monkeypatch):
     assert status == 0, errors
     assert played == [["fedavg"], ["far"], ["far"]]
     assert read(folder / "broken").about["status"] == "finished"
+
+
+@pytest.fixture
+def usual_ctrl_c():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_lost_ctrl_c_is_found_again(usual_ctrl_c):
+    """Python ignores an exception in a callback of the garbage collector; the signal is remembered."""
+    with remembered() as check:
+        check()
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            check()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_flags_and_file_say_the_same(command, folder):
