@@ -132,7 +132,7 @@ def _walk_object(value: Any, path: str, into: Identity, go: Any) -> None:
     if isinstance(value, type):
         _note_type(value, path, into)
         return
-    if isinstance(value, types.BuiltinFunctionType):
+    if callable(value) and hasattr(value, "__name__"):  # built in, or a ufunc
         into.functions[path] = _name(value)
         return
     if type(value) not in (tuple, list):
@@ -174,8 +174,9 @@ def _walk_parts(go: Any, path: str, parts: dict[Any, Any], form: str = "[{}]") -
 
 def _name(value: Any) -> str:
     """Where a function or a type is defined, or the type of anything else."""
-    named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{named.__module__}.{named.__qualname__}"
+    named = value if hasattr(value, "__name__") else type(value)
+    module = getattr(named, "__module__", None) or type(value).__module__
+    return f"{module}.{getattr(named, '__qualname__', named.__name__)}"
 
 
 def _code(code: types.CodeType, doc: str | None = None) -> bytes:

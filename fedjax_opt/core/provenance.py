@@ -102,10 +102,10 @@ def _examples(name: str, examples: Any) -> dict[str, str]:
         shape = np.shape(leaf)
         if shape:
             rows = np.unique(np.linspace(0, max(shape[0] - 1, 0), _ROWS).astype(np.int64))
-            leaf = np.asarray(leaf[rows] if shape[0] else leaf)
-        content = np.ascontiguousarray(leaf).tobytes()
+            leaf = leaf[rows] if shape[0] else leaf
+        array = np.ascontiguousarray(leaf)
         found[name + jax.tree_util.keystr(path)] = (
-            f"{np.result_type(leaf)}{list(shape)} with checksum {digest(content)}"
+            f"{array.dtype}{list(shape)} with checksum {digest(array.tobytes())}"
         )
     return found
 

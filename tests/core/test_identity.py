@@ -138,6 +138,8 @@ def test_what_differs_is_found_where_it_is():
     assert [values["f[x]"] for values in bound] == ["1", "2"]
     jitted = [identify(f=jax.jit(closure(x))) for x in (1.0, 2.0)]
     assert jitted[0].code == jitted[1].code and jitted[0].values != jitted[1].values
+    for functions in ((np.exp, np.tanh), (jnp.exp, jnp.tanh), (jnp.add, jnp.multiply), (len, abs)):
+        assert identify(f=functions[0]).functions != identify(f=functions[1]).functions
     rates = [identify(a=fo.fedavg(optax.adam(rate))).values for rate in (0.1, 0.2)]
     assert rates[0] != rates[1] and rates[0].keys() == rates[1].keys()
 
