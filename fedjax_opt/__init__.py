@@ -59,6 +59,7 @@ from fedjax_opt.core import Event as Event
 from fedjax_opt.core import Facts as Facts
 from fedjax_opt.core import FederatedState as FederatedState
 from fedjax_opt.core import Info as Info
+from fedjax_opt.core import Interrupted as Interrupted
 from fedjax_opt.core import Model as Model
 from fedjax_opt.core import NonFiniteLossError as NonFiniteLossError
 from fedjax_opt.core import Result as Result

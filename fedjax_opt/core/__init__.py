@@ -27,6 +27,7 @@ from fedjax_opt.core.devices import use_cpu_devices as use_cpu_devices
 from fedjax_opt.core.evaluate import evaluate as evaluate
 from fedjax_opt.core.evaluate import evaluate_clients as evaluate_clients
 from fedjax_opt.core.evaluate import personal_variables as personal_variables
+from fedjax_opt.core.keeping import Interrupted as Interrupted
 from fedjax_opt.core.make_round import make_round as make_round
 from fedjax_opt.core.model import Aux as Aux
 from fedjax_opt.core.model import Evaluation as Evaluation

@@ -17,6 +17,7 @@ from fedjax_opt.core.callbacks import Callback, Event
 from fedjax_opt.core.checkpoint import Checkpoints
 from fedjax_opt.core.cohorts import Sampler
 from fedjax_opt.core.controller import first_algorithm
+from fedjax_opt.core.keeping import Keeper
 from fedjax_opt.core.log import Log
 from fedjax_opt.core.model import Model, Variables
 from fedjax_opt.core.preparation import Fixed, Traced, prepare
@@ -125,7 +126,8 @@ def simulate(
       evaluate_every: the rounds between evaluations, and the length of a chunk.
       callbacks: functions of an `Event` that may return a reason to stop.
       checkpoints: where to save, after each chunk. If it holds a checkpoint of this run, the run
-        resumes from there.
+        resumes from there; one of another run is refused. SIGTERM and SIGINT then end the run after the
+        chunk that is being played, with `Interrupted`.
       on_nonfinite: 'raise' a `NonFiniteLossError` that names round, client and step and holds the last
         good state, or 'stop' and return it.
       progress: whether to show a progress bar (never where the output is not a terminal).
@@ -161,11 +163,9 @@ def simulate(
     )  # fmt: skip
     fixed = settle_strategy(traced, fixed, start)
     log = Log()
-    elapsed = 0.0
-    if checkpoints is not None and checkpoints.latest_round is not None:
-        start, history = checkpoints.restore(start)
-        log.resume(history)
-        elapsed = log.seconds
+    watched = {"test": test is not None, "client_test": client_test is not None}
+    keeper = Keeper(checkpoints, traced, fixed, start, first, **watched)
+    start = keeper.resume(start, log)
     # The state is copied, since its buffers are given up to the program: the caller keeps theirs.
     current = jax.tree.map(jnp.copy, start)
     source = _source(traced, fixed, start.cohort_key, chunk)
@@ -173,7 +173,7 @@ def simulate(
         (traced._replace(data=None), current, test, client_test), fixed.strategy
     )
     callbacks = tuple(callbacks)
-    started = time.perf_counter() - elapsed
+    started = time.perf_counter() - log.seconds
     stopped = f"{rounds} rounds done"
     done = int(start.round)
     bar = tqdm(
@@ -183,7 +183,7 @@ def simulate(
         unit="round",
         disable=None if progress else True,
     )
-    with bar, contextlib.closing(source):
+    with bar, contextlib.closing(source), keeper:
         while done < rounds:
             count = min(chunk, rounds - done)
             now = traced._replace(data=source.take(done, count))
@@ -198,17 +198,20 @@ def simulate(
             evaluation = log.add_evaluation(first, model, current, test, client_test, started)
             history = log.history()
             bar.set_postfix(_postfix(history, evaluation))
-            if checkpoints is not None:
-                checkpoints.save(current, log.saved())
+            keeper.save(current, log, evaluation)
             event = Event(done, current, history, evaluation)
             reasons = [reason for reason in (callback(event) for callback in callbacks) if reason]
             if reasons:
                 stopped = "; ".join(reasons)
                 break
+            if keeper.signal is not None:
+                stopped = f"{keeper.signal.name} after round {done} of {rounds}"
+                break
     seconds = time.perf_counter() - started
     result = Result(current, log.history(), log.evaluations(), seconds, stopped)
     if not log.finite and on_nonfinite == "raise":
         raise NonFiniteLossError(stopped, result)
+    keeper.interrupt(result)
     return result
 
 
