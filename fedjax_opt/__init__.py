@@ -57,7 +57,10 @@ from fedjax_opt.core import Context as Context
 from fedjax_opt.core import Controller as Controller
 from fedjax_opt.core import Event as Event
 from fedjax_opt.core import Facts as Facts
+from fedjax_opt.core import Fault as Fault
+from fedjax_opt.core import Faults as Faults
 from fedjax_opt.core import FederatedState as FederatedState
+from fedjax_opt.core import Guard as Guard
 from fedjax_opt.core import Info as Info
 from fedjax_opt.core import Interrupted as Interrupted
 from fedjax_opt.core import Model as Model
@@ -85,6 +88,7 @@ from fedjax_opt.data import ClientData as ClientData
 from fedjax_opt.planning import plan as plan
 from fedjax_opt.wrappers import aggregated as aggregated
 from fedjax_opt.wrappers import aggregators as aggregators
+from fedjax_opt.wrappers import attacks as attacks
 from fedjax_opt.wrappers import clipped as clipped
 from fedjax_opt.wrappers import compressed as compressed
 from fedjax_opt.wrappers import contrastive as contrastive

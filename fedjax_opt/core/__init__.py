@@ -27,6 +27,10 @@ from fedjax_opt.core.devices import use_cpu_devices as use_cpu_devices
 from fedjax_opt.core.evaluate import evaluate as evaluate
 from fedjax_opt.core.evaluate import evaluate_clients as evaluate_clients
 from fedjax_opt.core.evaluate import personal_variables as personal_variables
+from fedjax_opt.core.guard import Fault as Fault
+from fedjax_opt.core.guard import Faults as Faults
+from fedjax_opt.core.guard import Guard as Guard
+from fedjax_opt.core.info import Info as Info
 from fedjax_opt.core.keeping import Interrupted as Interrupted
 from fedjax_opt.core.make_round import make_round as make_round
 from fedjax_opt.core.model import Aux as Aux
@@ -34,7 +38,6 @@ from fedjax_opt.core.model import Evaluation as Evaluation
 from fedjax_opt.core.model import Model as Model
 from fedjax_opt.core.model import Objective as Objective
 from fedjax_opt.core.model import Variables as Variables
-from fedjax_opt.core.round import Info as Info
 from fedjax_opt.core.run import Run as Run
 from fedjax_opt.core.run import run_rounds as run_rounds
 from fedjax_opt.core.simulate import NonFiniteLossError as NonFiniteLossError

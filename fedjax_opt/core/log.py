@@ -8,8 +8,9 @@ import numpy as np
 
 from fedjax_opt.core.algorithm import Algorithm
 from fedjax_opt.core.evaluate import evaluate, evaluate_clients, personal_variables
+from fedjax_opt.core.fault_log import excluded
+from fedjax_opt.core.info import Info
 from fedjax_opt.core.model import Model
-from fedjax_opt.core.round import Info
 from fedjax_opt.core.state import FederatedState
 
 _COLUMNS = ("round", "loss", "first_loss", "update_norm", "cohort", "client_loss", "num_steps")
@@ -34,6 +35,7 @@ class Log:
         rows = {name: getattr(infos, name) for name in _COLUMNS}
         rows |= {f"train_{name}": values for name, values in infos.metrics.items()}
         rows |= infos.diagnostics
+        rows |= excluded(infos)
         good = np.asarray(infos.finite)
         if not good.all():
             self._failure = jax.tree.map(lambda x: x[-1], infos)._asdict()

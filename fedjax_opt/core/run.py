@@ -13,9 +13,11 @@ from fedjax_opt.core import diagnostics as watching
 from fedjax_opt.core.algorithm import Algorithm, get_variables
 from fedjax_opt.core.cohorts import Sampler
 from fedjax_opt.core.evaluate import evaluate
+from fedjax_opt.core.guard import Guard
+from fedjax_opt.core.info import Info
 from fedjax_opt.core.model import Model
 from fedjax_opt.core.preparation import Fixed, Traced, prepare
-from fedjax_opt.core.round import Info, federated_round, full_gradient
+from fedjax_opt.core.round import federated_round, full_gradient
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.core.strategies import Strategy
 
@@ -52,6 +54,7 @@ def run_rounds(
     strategy: str | Strategy = "auto",
     diagnostics: Sequence[str] = (),
     client_test: Any = None,
+    guard: Guard | None = None,
 ) -> Run:
     """Runs federated rounds as one compiled `lax.scan`.
 
@@ -91,6 +94,7 @@ def run_rounds(
         last of them before it is sent) if K is compiled in, else at both ends. In
         `history.diagnostics` as `user_<name>`, `[rounds, S, K + 1]` or `[rounds, S, 2]`; NaN for a
         client without examples.
+      guard: the rules by which clients are left out, a `Guard`; see `Info.faults`.
 
     Returns:
       A `Run`: the state, and the history of the rounds.
@@ -117,7 +121,7 @@ def run_rounds(
         batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs,
         learning_rate=learning_rate, validation=validation, validate_every=validate_every,
         batching=batching, weighting=weighting, strategy=strategy, diagnostics=diagnostics,
-        client_test=client_test,
+        client_test=client_test, guard=guard,
     )  # fmt: skip
     fixed = settle_strategy(traced, fixed, state)
     return _scan_rounds(traced, state, fixed, rounds)
@@ -156,6 +160,8 @@ def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[Fede
         fixed.static_steps,
         fixed.diagnostics,
         traced.client_test,
+        traced.guard,
+        None if traced.guard is None else _asked(traced.sampler, state, sizes.shape[0]),
     )
     seen = dict(info.diagnostics)
     if "momentum_deviation" in fixed.diagnostics:
@@ -167,6 +173,11 @@ def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[Fede
     info = info._replace(diagnostics=seen)
     controllers = controller.advance(traced.settings, state, info)
     return new_state._replace(controllers=controllers), info
+
+
+def _asked(sampler: Sampler, state: FederatedState, num_clients: int) -> jax.Array:
+    ids, filled = sampler.asks(state.cohort_key, state.round, num_clients)
+    return jnp.where(filled, ids, -1)
 
 
 def _feeding(fixed, data, cohort):

@@ -17,6 +17,7 @@ from fedjax_opt.core.callbacks import Callback, Event
 from fedjax_opt.core.checkpoint import Checkpoints
 from fedjax_opt.core.cohorts import Sampler
 from fedjax_opt.core.controller import first_algorithm
+from fedjax_opt.core.guard import Guard
 from fedjax_opt.core.keeping import Keeper
 from fedjax_opt.core.log import Log
 from fedjax_opt.core.model import Model, Variables
@@ -35,8 +36,8 @@ class Result(NamedTuple):
     Attributes:
       state: the final state; pass it to another run to go on.
       history: arrays with one row per round: `round`, `loss`, `first_loss`, `update_norm`, `cohort`,
-        `client_loss`, `num_steps`, the model's metrics as `train_<name>`, and diagnostics by
-        name.
+        `client_loss`, `num_steps`, the model's metrics as `train_<name>`, diagnostics by name, and
+        with a guard `fault` and `asked` `[rounds, S]`, `excluded` and `skipped`.
       evaluations: arrays with one row per evaluation: `round`, `seconds`, and the test set's metrics
         by name; with a `client_test`, also `client_<name>` `[evaluations, N]`.
       seconds: wall-clock seconds, compilation included.
@@ -89,6 +90,7 @@ def simulate(
     callbacks: Iterable[Callback] = (),
     checkpoints: Checkpoints | None = None,
     on_nonfinite: str = "raise",
+    guard: Guard | None = None,
     progress: bool = True,
     description: str = "training",
 ) -> Result:
@@ -130,6 +132,8 @@ def simulate(
         chunk that is being played, with `Interrupted`.
       on_nonfinite: 'raise' a `NonFiniteLossError` that names round, client and step and holds the last
         good state, or 'stop' and return it.
+      guard: the rules by which clients are left out, a `Guard`. Those are named in the log (`logging`,
+        'fedjax_opt') and counted in the history.
       progress: whether to show a progress bar (never where the output is not a terminal).
       description: the progress bar's title.
 
@@ -160,6 +164,7 @@ def simulate(
         batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs,
         learning_rate=learning_rate, validation=validation, validate_every=validate_every,
         batching=batching, weighting=weighting, strategy=strategy, diagnostics=diagnostics,
+        guard=guard,
     )  # fmt: skip
     fixed = settle_strategy(traced, fixed, start)
     log = Log()
