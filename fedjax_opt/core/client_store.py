@@ -1,8 +1,10 @@
 """Client states that outgrow the device: in the memory of the host, or in a folder."""
 
+import contextlib
 import os
 import pathlib
-from collections import OrderedDict
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,6 +15,7 @@ from fedjax_opt.core import checks, disk_shelf
 from fedjax_opt.core.algorithm import Algorithm
 from fedjax_opt.core.client_rows import ClientRows
 from fedjax_opt.core.disk_shelf import DiskShelf
+from fedjax_opt.core.hot_rows import HotRows
 from fedjax_opt.core.row_format import RowFormat
 from fedjax_opt.core.shelves import MemoryShelf, Undo
 from fedjax_opt.core.state import FederatedState
@@ -61,12 +64,13 @@ class ClientStore:
         undo: int = 8,
     ) -> None:
         self.directory = None if directory is None else pathlib.Path(directory).absolute()
-        self._hot_clients = None if hot is None else checks.integer("hot", hot, low=0)
+        self._room = None if hot is None else checks.integer("hot", hot, low=0)
         self._undo = checks.integer("undo", undo, low=1)
-        self._hot: OrderedDict[int, np.ndarray] = OrderedDict()
+        self._hot = HotRows(0)
         self._shelf: DiskShelf | MemoryShelf | None = None
         self._about: dict[str, Any] = {}
         self._format: RowFormat | None = None
+        self._busy = threading.RLock()  # a run's thread and its callbacks may ask at once
 
     def open(self, algorithm: Algorithm, state: FederatedState) -> None:
         """Says whose states these are; `simulate` does so by itself.
@@ -99,8 +103,9 @@ class ClientStore:
                 f"state.clients must be () where client_state already holds the clients, as"
                 f" {self._name} does; got {jax.tree.structure(state.clients)}."
             )
-        if self._hot_clients is None:
-            self._hot_clients = _HOT_BYTES // row_format.num_bytes
+        if self.directory is not None:
+            room = _HOT_BYTES // row_format.num_bytes if self._room is None else self._room
+            self._hot = HotRows(room)
 
     @property
     def round(self) -> int:
@@ -118,20 +123,26 @@ class ClientStore:
         """
         shelf = self._opened
         round_number = checks.integer("round_number", round_number, low=0)
+        held = f"{self._name} holds the client states of round {shelf.round}"
+        if round_number > shelf.round:
+            raise ValueError(
+                f"{held}, but the run is at round {round_number}: the states that its clients have then"
+                " were kept elsewhere."
+            )
         reachable = shelf.reachable()
         if round_number not in reachable:
             raise ValueError(
-                f"{self._name} holds the client states of round {shelf.round}, and can go back to those"
-                f" of {reachable[1:]}; the run is at round {round_number}. Resume it with its"
-                " checkpoints, or begin anew with an empty store."
+                f"{held}, and can go back to those of {reachable[1:]}, but the run is at round"
+                f" {round_number}. Resume it with its checkpoints, or begin anew with an empty store."
             )
-        while shelf.round > round_number:
-            undo = shelf.newest()
-            assert undo is not None  # it was among those that can be reached
-            shelf.put(undo.ids, undo.rows, undo.known)
-            shelf.commit(undo.first)
-            shelf.forget_newest()
-            self._hot.clear()
+        with self._all_or_nothing():
+            while shelf.round > round_number:
+                undo = shelf.newest()
+                assert undo is not None  # it was among those that can be reached
+                shelf.commit(undo.first)  # from here on, opening the folder would do the rest
+                shelf.put(undo.ids, undo.rows, undo.known)
+                shelf.forget_newest()
+                self._hot.clear()
 
     def rows(self, ids: Any) -> ClientRows:
         """The states of some clients.
@@ -157,9 +168,10 @@ class ClientStore:
 
     def read(self, ids: np.ndarray) -> np.ndarray:
         """The rows of clients, `[n, num_bytes]`."""
-        rows, known = self._find(ids)
-        rows[~known] = self._opened.initial
-        return rows
+        with self._busy:
+            rows, known = self._find(ids)
+            rows[~known] = self._opened.initial
+            return rows
 
     def write(self, round_number: int, ids: np.ndarray, rows: np.ndarray) -> None:
         """Applies rounds: the rows of the clients that took part, as they are after a round.
@@ -169,29 +181,16 @@ class ClientStore:
           ids: the clients, each once.
           rows: their rows; those that did not change cost nothing.
         """
-        shelf = self._opened
-        try:
-            old, known = self._find(ids)
-            before = np.where(known[:, None], old, shelf.initial)
-            changed = np.flatnonzero((before != rows).any(axis=1))
-            ids, rows, old, known = ids[changed], rows[changed], old[changed], known[changed]
-            if round_number == shelf.round and not len(ids):
-                return
-            shelf.record(Undo(shelf.round, round_number, ids, old, known))
-            shelf.put(ids, rows, np.ones(len(ids), bool))
-            shelf.commit(round_number)
-            shelf.forget_oldest(self._undo)
-        except BaseException:
-            self.close()  # what was begun is taken back when the folder is opened again
-            raise
-        self._warm(ids, rows)
+        with self._all_or_nothing():
+            self._apply(self._opened, round_number, ids, rows)
 
     def close(self) -> None:
         """Lets go of the folder. A store in memory stays what it is."""
-        if self.directory is not None and self._shelf is not None:
-            self._shelf.close()
-            self._shelf = None
-            self._hot.clear()
+        with self._busy:
+            if self.directory is not None and self._shelf is not None:
+                self._shelf.close()
+                self._shelf = None
+                self._hot.clear()
 
     def __enter__(self) -> "ClientStore":
         return self
@@ -208,6 +207,16 @@ class ClientStore:
         if self._shelf is None:
             raise ValueError(f"{self._name} is not open: no run has used it yet, or it was closed.")
         return self._shelf
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Closes the folder where something fails: opening it again brings it to a whole round."""
+        with self._busy:
+            try:
+                yield
+            except BaseException:
+                self.close()
+                raise
 
     def _check_about(self, about: dict[str, Any]) -> None:
         differences = [
@@ -255,24 +264,26 @@ class ClientStore:
             own = np.flatnonzero((rows != shelf.initial).any(axis=1))
             shelf.put(first + own, rows[own], np.ones(len(own), bool))
 
+    def _apply(
+        self, shelf: DiskShelf | MemoryShelf, round_number: int, ids: np.ndarray, rows: np.ndarray
+    ) -> None:
+        old, known = self._find(ids)
+        before = np.where(known[:, None], old, shelf.initial)
+        changed = np.flatnonzero((before != rows).any(axis=1))
+        ids, rows, old, known = ids[changed], rows[changed], old[changed], known[changed]
+        if round_number == shelf.round and not len(ids):
+            return
+        shelf.record(Undo(shelf.round, round_number, ids, old, known))
+        shelf.put(ids, rows, np.ones(len(ids), bool))
+        shelf.commit(round_number)
+        shelf.forget_oldest(self._undo)
+        self._hot.keep(ids, rows)
+
     def _find(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The rows of clients, from memory where they are hot, and who has one."""
-        hot = np.array([client in self._hot for client in ids.tolist()], bool)
         rows = np.empty((len(ids), self.row_format.num_bytes), np.uint8)
         known = np.ones(len(ids), bool)
-        for place in np.flatnonzero(hot):
-            rows[place] = self._hot[int(ids[place])]
-        cold = ~hot
+        cold = ~self._hot.read(ids, rows)
         rows[cold], known[cold] = self._opened.read(ids[cold])
-        self._warm(ids[known], rows[known])
+        self._hot.keep(ids[known], rows[known])
         return rows, known
-
-    def _warm(self, ids: np.ndarray, rows: np.ndarray) -> None:
-        """Keeps rows in memory as those met last, and lets go of those met longest ago."""
-        if self.directory is None or not self._hot_clients:
-            return
-        for client, row in zip(ids.tolist(), rows, strict=True):
-            self._hot[client] = row.copy()
-            self._hot.move_to_end(client)
-        while len(self._hot) > self._hot_clients:
-            self._hot.popitem(last=False)
