@@ -20,6 +20,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,7 +32,7 @@ from fedjax_opt.core.shelves import Undo
 
 _INDEX, _INITIAL, _CHECKSUMS, _LOCK = "client_state.json", "initial.bin", "checksums.bin", "lock"
 _FORMAT, _VERSION = "fedjax_opt client state", 1
-_SHARD_BYTES = 2**30
+_SHARD_BYTES = 2**34  # each shard that is written to is one more file to wait for
 
 
 class DiskShelf:
@@ -43,7 +44,8 @@ class DiskShelf:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder
-        self._lock = durable.lock(folder / _LOCK)
+        # Whoever forgets to close it lets go of the folder all the same.
+        self._let_go = weakref.finalize(self, os.close, durable.lock(folder / _LOCK))
         self._index: dict[str, Any]
         try:
             self._index = _read_index(folder / _INDEX)
@@ -138,7 +140,7 @@ class DiskShelf:
 
     def close(self) -> None:
         """Lets go of the folder."""
-        self._lock.close()
+        self._let_go()
 
     def _recover(self) -> None:
         """Takes back what was begun and not committed."""

@@ -7,7 +7,7 @@ import pathlib
 import zlib
 from collections.abc import Iterator
 from io import FileIO
-from typing import Any, BinaryIO
+from typing import Any
 
 try:
     import fcntl
@@ -94,19 +94,19 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     return found
 
 
-def lock(path: pathlib.Path) -> BinaryIO:
-    """Holds a file for one process until it is closed; a process that ends lets it go."""
+def lock(path: pathlib.Path) -> int:
+    """Holds a file for one process, until the handle is closed or the process ends."""
     with named(path, "cannot be opened"):
-        file = open(path, "ab")  # noqa: SIM115 -- closed by whoever holds it
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     if fcntl is not None:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            file.close()
+            os.close(handle)
             raise ValueError(
                 f"{path.parent} is in use by another run or another ClientStore; close that first."
             ) from error
-    return file
+    return handle
 
 
 def _checksum(content: Any) -> int:

@@ -28,7 +28,7 @@ def _loss(variables, batch, key):
     del key
     w, b = variables.params["w"], variables.params["b"]
     losses = (batch["x"] @ w + b - batch["y"]) ** 2 / 2
-    return losses.mean(), fo.Aux(losses=losses, features=batch["x"] * w)
+    return losses.mean(), fo.Aux(losses=losses, features=batch["x"] * w[None])
 
 
 # A model with a part to keep at home, and with features.
