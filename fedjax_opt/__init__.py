@@ -53,6 +53,8 @@ from fedjax_opt.algorithms import scaffold_m as scaffold_m
 from fedjax_opt.core import Algorithm as Algorithm
 from fedjax_opt.core import Aux as Aux
 from fedjax_opt.core import Checkpoints as Checkpoints
+from fedjax_opt.core import ClientRows as ClientRows
+from fedjax_opt.core import ClientStore as ClientStore
 from fedjax_opt.core import Context as Context
 from fedjax_opt.core import Controller as Controller
 from fedjax_opt.core import Event as Event

@@ -20,6 +20,8 @@ from fedjax_opt.core.callbacks import Event as Event
 from fedjax_opt.core.callbacks import early_stopping as early_stopping
 from fedjax_opt.core.callbacks import stop_at as stop_at
 from fedjax_opt.core.checkpoint import Checkpoints as Checkpoints
+from fedjax_opt.core.client_rows import ClientRows as ClientRows
+from fedjax_opt.core.client_store import ClientStore as ClientStore
 from fedjax_opt.core.cohorts import Sampler as Sampler
 from fedjax_opt.core.controller import Controller as Controller
 from fedjax_opt.core.controller import with_controllers as with_controllers

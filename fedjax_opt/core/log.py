@@ -1,13 +1,14 @@
 """What a simulated run writes down, on the host: one row per round, one per evaluation."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from fedjax_opt.core.algorithm import Algorithm
-from fedjax_opt.core.evaluate import evaluate, evaluate_clients, personal_variables
+from fedjax_opt.core.evaluate import evaluate
 from fedjax_opt.core.fault_log import excluded
 from fedjax_opt.core.info import Info
 from fedjax_opt.core.model import Model
@@ -49,6 +50,7 @@ class Log:
         test: Any,
         client_test: Any,
         started: float,
+        evaluate_each: Callable[..., dict[str, Any]],
     ) -> dict[str, float]:
         """Evaluates the global model, and each client's own, and returns the scalars by name.
 
@@ -60,7 +62,7 @@ class Log:
         if test is not None:
             row |= evaluate(model, state.variables, test)
         if client_test is not None:
-            by_client = evaluate_clients(model, personal_variables(algorithm, state), client_test)
+            by_client = evaluate_each(algorithm, model, state, client_test)
             row |= {f"client_{name}": values for name, values in by_client.items()}
         found = {name: np.asarray(value) for name, value in row.items()}
         scalars = {name: float(value) for name, value in found.items() if value.ndim == 0}

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.core import aggregate, diagnostics, local, strategies, trees
+from fedjax_opt.core import aggregate, client_rows, diagnostics, local, strategies, trees
 from fedjax_opt.core import guard as guards
 from fedjax_opt.core.algorithm import (
     Algorithm,
@@ -199,7 +199,7 @@ def federated_round(
     )
     state = state._replace(
         server=trees.select(finite & somebody, server, state.server),
-        clients=strategies.write_rows(strategy, state.clients, new_states, write_to),
+        clients=client_rows.write(strategy, state.clients, new_states, write_to),
         round=state.round + finite.astype(jnp.int32),
     )
     return state, info
@@ -233,9 +233,7 @@ def _state_of(client: _Client, states: Any) -> Any:
 
     An absent slot may carry any id: it reads some client's state and writes to none.
     """
-    return jax.tree.map(
-        lambda x: jax.lax.dynamic_index_in_dim(x, client.id, keepdims=False), states
-    )
+    return client_rows.read(states, client.id)
 
 
 def _own_metrics(model: Model, examples: Any, rows: Any, variables: Any) -> dict[str, jax.Array]:

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
-from fedjax_opt.core import checks
+from fedjax_opt.core import checks, client_tables
 from fedjax_opt.core.algorithm import Algorithm
 from fedjax_opt.core.callbacks import Callback, Event
 from fedjax_opt.core.checkpoint import Checkpoints
+from fedjax_opt.core.client_store import ClientStore
 from fedjax_opt.core.cohorts import Sampler
 from fedjax_opt.core.controller import first_algorithm
 from fedjax_opt.core.guard import Guard
@@ -23,7 +24,7 @@ from fedjax_opt.core.log import Log
 from fedjax_opt.core.model import Model, Variables
 from fedjax_opt.core.preparation import Fixed, Traced, prepare
 from fedjax_opt.core.run import one_round, settle_strategy
-from fedjax_opt.core.state import FederatedState, init_state
+from fedjax_opt.core.state import FederatedState
 from fedjax_opt.core.strategies import Strategy, place
 from fedjax_opt.core.streaming import Resident, Stream, on_host
 
@@ -84,6 +85,7 @@ def simulate(
     diagnostics: Sequence[str] = (),
     seed: int = 0,
     state: FederatedState | None = None,
+    client_state: ClientStore | None = None,
     test: Any = None,
     client_test: Any = None,
     evaluate_every: int = _DEFAULT_CHUNK,
@@ -122,6 +124,8 @@ def simulate(
       diagnostics: what to measure of the clients' drift, as for `run_rounds`; in the history by name.
       seed: of the model's initial variables and of everything drawn later.
       state: where to start instead; the seed is then not used.
+      client_state: where the clients' states are kept instead of on the device; `state.clients` is then
+        `()`. Each chunk is sent the rows of its cohorts, and the results are the same bit for bit.
       test: a test set, a pytree of arrays `[n, ...]`, evaluated every `evaluate_every` rounds.
       client_test: a `ClientData` with the same clients: each client's own model (the global one, unless
         the algorithm personalises) on its own examples, at the same times.
@@ -155,7 +159,10 @@ def simulate(
     chunk = checks.integer("evaluate_every", evaluate_every, low=1)
     checks.choice("on_nonfinite", on_nonfinite, ("raise", "stop"))
     first = first_algorithm(algorithm, learning_rate)
-    start = _first_state(first, model, data, batch_size, seed) if state is None else state
+    clients = client_tables.of(client_state, chunk)
+    if state is None:
+        state = _first_state(first, model, data, batch_size, seed, clients)
+    clients, start = clients.open(first, state)
     if isinstance(local_steps, (int, np.integer)):
         checks.integer("local_steps", local_steps, low=1)
         local_steps = jnp.asarray(local_steps, jnp.int32)  # traced: another K compiles nothing
@@ -166,11 +173,13 @@ def simulate(
         batching=batching, weighting=weighting, strategy=strategy, diagnostics=diagnostics,
         guard=guard,
     )  # fmt: skip
-    fixed = settle_strategy(traced, fixed, start)
+    start, seen = clients.part(start, traced.sampler)
+    fixed = settle_strategy(traced, fixed, seen)
     log = Log()
     watched = {"test": test is not None, "client_test": client_test is not None}
     keeper = Keeper(checkpoints, traced, fixed, start, first, **watched)
     start = keeper.resume(start, log)
+    clients.begin(start, fixed.strategy)
     # The state is copied, since its buffers are given up to the program: the caller keeps theirs.
     current = jax.tree.map(jnp.copy, start)
     source = _source(traced, fixed, start.cohort_key, chunk)
@@ -188,21 +197,28 @@ def simulate(
         unit="round",
         disable=None if progress else True,
     )
-    with bar, contextlib.closing(source), keeper:
+    with bar, contextlib.closing(source), contextlib.closing(clients), keeper:
         while done < rounds:
             count = min(chunk, rounds - done)
             now = traced._replace(data=source.take(done, count))
-            source.prefetch(done + count, min(chunk, rounds - done - count))
+            current = clients.put_in(current, done, count)
+            for ahead in (source, clients):
+                ahead.prefetch(done + count, min(chunk, rounds - done - count))
             current, infos, played = _play(now, current, jnp.int32(count), fixed, chunk)
+            current = clients.take_out(current)
             log.add_rounds(infos, int(played))
             if not log.finite:
                 stopped = log.describe_failure()
                 break
             done += int(played)
             bar.update(int(played))
-            evaluation = log.add_evaluation(first, model, current, test, client_test, started)
+            evaluation = log.add_evaluation(
+                first, model, current, test, client_test, started, clients.evaluate
+            )
             history = log.history()
             bar.set_postfix(_postfix(history, evaluation))
+            if checkpoints is not None:
+                clients.flush()  # never behind a checkpoint: what is ahead can be taken back
             keeper.save(current, log, evaluation)
             event = Event(done, current, history, evaluation)
             reasons = [reason for reason in (callback(event) for callback in callbacks) if reason]
@@ -220,11 +236,11 @@ def simulate(
     return result
 
 
-def _first_state(algorithm, model, data, batch_size, seed) -> FederatedState:
+def _first_state(algorithm, model, data, batch_size, seed, clients) -> FederatedState:
     sample = jax.tree.map(lambda x: jnp.asarray(x[:batch_size]), data.examples)
     key = jax.random.key(seed)
     variables = model.init(jax.random.fold_in(key, 0), sample)
-    return init_state(algorithm, variables, len(data.sizes), jax.random.fold_in(key, 1))
+    return clients.init_state(algorithm, variables, len(data.sizes), jax.random.fold_in(key, 1))
 
 
 def _source(traced: Traced, fixed: Fixed, key: jax.Array, chunk: int) -> Resident | Stream:
