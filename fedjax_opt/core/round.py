@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.core import aggregate, diagnostics, local, strategies, trees
+from fedjax_opt.core import aggregate, diagnostics, local, meshes, strategies, trees
 from fedjax_opt.core.algorithm import (
     Algorithm,
     Context,
@@ -202,7 +202,7 @@ def federated_round(
         clients=strategies.write_rows(strategy, state.clients, new_states, write_to),
         round=state.round + finite.astype(jnp.int32),
     )
-    return state, info
+    return meshes.replicated((state, info), strategy.mesh)
 
 
 def full_gradient(

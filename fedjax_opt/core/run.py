@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_opt.core import batching as batches
-from fedjax_opt.core import checks, controller, strategies
+from fedjax_opt.core import checks, controller, meshes, strategies
 from fedjax_opt.core import diagnostics as watching
 from fedjax_opt.core.algorithm import Algorithm, get_variables
 from fedjax_opt.core.cohorts import Sampler
@@ -120,6 +120,8 @@ def run_rounds(
         client_test=client_test,
     )  # fmt: skip
     fixed = settle_strategy(traced, fixed, state)
+    if meshes.spans_processes(fixed.strategy.mesh) and not checks.is_traced(traced, state):
+        traced, state = strategies.place((traced, state), fixed.strategy)
     return _scan_rounds(traced, state, fixed, rounds)
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
-from fedjax_opt.core import checks
+from fedjax_opt.core import checks, distributed
 from fedjax_opt.core.algorithm import Algorithm
 from fedjax_opt.core.callbacks import Callback, Event
 from fedjax_opt.core.checkpoint import Checkpoints
@@ -181,7 +181,7 @@ def simulate(
         initial=done,
         desc=description,
         unit="round",
-        disable=None if progress else True,
+        disable=None if progress and distributed.is_first() else True,
     )
     with bar, contextlib.closing(source):
         while done < rounds:
@@ -202,6 +202,8 @@ def simulate(
                 checkpoints.save(current, log.saved())
             event = Event(done, current, history, evaluation)
             reasons = [reason for reason in (callback(event) for callback in callbacks) if reason]
+            if callbacks:
+                reasons = distributed.from_first(reasons)  # or a clock might stop one process alone
             if reasons:
                 stopped = "; ".join(reasons)
                 break

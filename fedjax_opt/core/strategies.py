@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
-from fedjax_opt.core import checks, trees
+from fedjax_opt.core import checks, meshes, trees
 
 NAMES = ("auto", "scan", "vmap", "chunked", "sharded")
-AXIS = "clients"
+AXIS = meshes.CLIENTS
 
 # A share of the device is left for the program's other arrays and for fragmentation.
 _USABLE_MEMORY = 0.8
@@ -35,7 +34,7 @@ class Strategy(NamedTuple):
     Attributes:
       name: 'scan', 'vmap', 'chunked', 'sharded', or 'auto'.
       size: for 'chunked', how many clients are computed at once.
-      mesh: for 'sharded', a mesh of one axis named 'clients'; all local devices by default.
+      mesh: for 'sharded', a mesh of one axis named 'clients'; by default all devices, of all processes.
       inner: for 'sharded', how each device executes its own clients: 'scan' or 'vmap'.
 
     Example:
@@ -66,14 +65,10 @@ def resolve(strategy: str | Strategy) -> Strategy:
     checks.choice("strategy.inner", strategy.inner, ("scan", "vmap"))
     checks.integer("strategy.size", strategy.size, low=1)
     if strategy.name == "auto" and jax.default_backend() == "cpu":
-        strategy = strategy._replace(name="sharded" if jax.local_device_count() > 1 else "scan")
+        strategy = strategy._replace(name="sharded" if jax.device_count() > 1 else "scan")
     if strategy.name != "sharded":
         return strategy._replace(mesh=None)
-    mesh = strategy.mesh or Mesh(np.array(jax.local_devices()), (AXIS,))
-    if mesh.axis_names != (AXIS,):
-        raise ValueError(f"strategy.mesh must have the one axis {AXIS!r}, got {mesh.axis_names}.")
-    # Rebuilt, since a mesh may come with axes of another type than shard_map expects.
-    return strategy._replace(mesh=Mesh(mesh.devices, mesh.axis_names))
+    return strategy._replace(mesh=meshes.checked(strategy.mesh or meshes.over_all_devices()))
 
 
 def place(tree: Any, strategy: str | Strategy = "auto") -> Any:
@@ -86,7 +81,7 @@ def place(tree: Any, strategy: str | Strategy = "auto") -> Any:
       strategy: the strategy that will be used.
 
     Returns:
-      The tree on the device, or on every device of a 'sharded' strategy.
+      The tree on the device, or on every device of a 'sharded' strategy, of whichever process.
 
     Example:
       >>> import numpy as np
@@ -96,7 +91,7 @@ def place(tree: Any, strategy: str | Strategy = "auto") -> Any:
     strategy = resolve(strategy)
     if strategy.mesh is None:
         return jax.tree.map(jnp.asarray, tree)
-    return jax.device_put(tree, NamedSharding(strategy.mesh, PartitionSpec()))
+    return meshes.put(tree, strategy.mesh)
 
 
 def candidates(cohort_size: int, num_devices: int) -> list[Strategy]:
@@ -144,7 +139,7 @@ def settle(strategy: Strategy, cohort_size: int, lower: Callable[[Strategy], Any
         analysis = lower(option).compile().memory_analysis()
         return 0 if analysis is None else analysis.temp_size_in_bytes
 
-    return fit_memory(candidates(cohort_size, jax.local_device_count()), temporary_bytes, available)
+    return fit_memory(candidates(cohort_size, jax.device_count()), temporary_bytes, available)
 
 
 def round_up(strategy: Strategy, size: int) -> int:
