@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.core import aggregate, diagnostics, local, meshes, strategies, trees
+from fedjax_opt.core import aggregate, balance, diagnostics, local, meshes, strategies, trees
 from fedjax_opt.core.algorithm import (
     Algorithm,
     Context,
@@ -77,10 +77,12 @@ def federated_round(
     static_steps: int | None,
     watch: tuple[str, ...] = (),
     client_test: Any = None,
+    unequal: bool = False,
 ) -> tuple[FederatedState, Info]:
     """One round, to be called inside a compiled program; see `make_round` for the arguments.
 
-    A client whose `num_steps` is 0 did not take part: it keeps its state and is left out of every
+    If the numbers of steps are said to be `unequal`, devices get clients by work, not by count. A client
+    whose `num_steps` is 0 did not take part: it keeps its state and is left out of every
     mean. If nobody with a weight took part, or a loss is not finite, nothing changes.
     """
     size = cohort.shape[0]
@@ -101,7 +103,13 @@ def federated_round(
         test_examples = client_test.examples
     clients = _Client(cohort, feeding.feed, num_steps, weights, (), test_rows)
     clients = _pad(strategy, clients)
+    padded = clients.id.shape[0] > size
+    dealt, parts = None, balance.num_parts(strategy)
+    if unequal and 1 < parts < size:
+        dealt = balance.deal(clients.num_steps, parts)
+        clients = jax.tree.map(lambda x: x[dealt], clients)
     present, weights = clients.num_steps > 0, clients.weight
+    absent = _is_absent if padded and parts > 1 else None
     shared = (
         algorithm,
         message,
@@ -126,7 +134,7 @@ def federated_round(
             own = algorithm.probe(message, _state_of(client, states), data)
             return _summed(algorithm, _sent(own), client), own
 
-        report, own_reports = strategies.map_reduce(strategy, probe, shared, clients)
+        report, own_reports = strategies.map_reduce(strategy, probe, shared, clients, absent)
         report = _mean(algorithm, report, _sent(own_reports), weights, present)
         clients = clients._replace(own_report=own_reports)
 
@@ -171,16 +179,17 @@ def federated_round(
         return (_summed(algorithm, contribution, client), means), (own, stacked)
 
     (summed, means), (own, contributions) = strategies.map_reduce(
-        strategy, train, (shared, report), clients
+        strategy, train, (shared, report), clients, absent
     )
     new_states, *noted = own
+    noted = noted if dealt is None else balance.undo(dealt, noted)
     client_loss, bad_step, kept = jax.tree.map(lambda x: x[:size], noted)
     means = aggregate.finish_mean(means, count)
     mean = _mean(algorithm, summed, contributions, weights, present)
     server_key = jax.random.fold_in(round_key, _SERVER)
     facts = Facts(report, means["num_steps"], participation, state.round, server_key)
     server = algorithm.server_step(state.server, mean, facts)
-    here = present[:size]
+    here = num_steps > 0
     losses_finite = jnp.all(jnp.isfinite(jnp.where(here, client_loss, 0)))
     finite = losses_finite & trees.all_finite(server)
     old_params = get_variables(state.server).params
@@ -247,6 +256,10 @@ def _own_metrics(model: Model, examples: Any, rows: Any, variables: Any) -> dict
 def _say(client: _Client) -> tuple[jax.Array, jax.Array]:
     """The weight of a client in each mean, and whether it has any."""
     return client.weight, client.num_steps > 0
+
+
+def _is_absent(client: _Client) -> jax.Array:
+    return client.num_steps == 0
 
 
 def _summed(algorithm: Algorithm, upload: Any, client: _Client) -> Any:

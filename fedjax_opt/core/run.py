@@ -140,6 +140,9 @@ def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[Fede
     present = done.astype(bool)
     cohort = jnp.where(present, cohort, 0)
     steps = _local_steps(traced, fixed, state, cohort, sizes)
+    unequal = traced.sampler.falls_short or steps.ndim == 1
+    # A schedule may fall to zero; a client that takes part takes a step.
+    steps = jnp.broadcast_to(jnp.maximum(steps, 1), cohort.shape)
     if traced.sampler.falls_short:
         steps = jnp.maximum(jnp.ceil(done * steps.astype(done.dtype)).astype(jnp.int32), 1)
     weights = sizes[cohort] if fixed.weighting == "samples" else jnp.ones(cohort.shape)
@@ -158,6 +161,7 @@ def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[Fede
         fixed.static_steps,
         fixed.diagnostics,
         traced.client_test,
+        unequal,
     )
     seen = dict(info.diagnostics)
     if "momentum_deviation" in fixed.diagnostics:
@@ -208,8 +212,9 @@ def _momentum_deviation(traced, fixed, state, sizes):
 
 
 def _local_steps(traced, fixed, state, cohort, sizes):
+    """K, one number where all clients take as many steps, else one for each of the cohort."""
     if fixed.static_steps is not None:
-        return jnp.full(cohort.shape, fixed.static_steps, jnp.int32)
+        return jnp.asarray(fixed.static_steps, jnp.int32)
     remembered = state.controllers.local_steps if state.controllers else ()
     value = controller.current(traced.local_steps, remembered, state.round)
     value = jnp.asarray(value, jnp.int32)
@@ -220,9 +225,9 @@ def _local_steps(traced, fixed, state, cohort, sizes):
         )
     value = value if value.ndim == 0 else value[cohort]
     if fixed.epochs:
-        value = value * batches.steps_per_epoch(sizes[cohort], fixed.batch_size)
-    # A schedule may fall to zero; a client that takes part takes a step.
-    return jnp.broadcast_to(jnp.maximum(value, 1), cohort.shape)
+        each = fixed.num_chunks or batches.steps_per_epoch(sizes[cohort], fixed.batch_size)
+        value = value * jnp.asarray(each, jnp.int32)
+    return value
 
 
 def settle_strategy(traced: Traced, fixed: Fixed, state: FederatedState) -> Fixed:

@@ -157,6 +157,7 @@ def map_reduce(
     function: Callable[[Any, Any], tuple[Any, Any]],
     shared: Any,
     clients: Any,
+    absent: Callable[[Any], jax.Array] | None = None,
 ) -> tuple[Any, Any]:
     """Applies `function(shared, client)` to every client: the first result summed, the second stacked.
 
@@ -165,6 +166,8 @@ def map_reduce(
       function: (shared, one client's inputs) -> (what is summed, what is stacked).
       shared: inputs that every client sees.
       clients: a pytree with the clients on its leading axis, as many as `round_up` says.
+      absent: one client's inputs -> whether nothing is to be computed for it, and zeros are its result;
+        devices that work through their clients one by one then save its time.
 
     Returns:
       The sum over clients and the stacked results `[S, ...]`.
@@ -183,7 +186,7 @@ def map_reduce(
 
         summed, stacked = _scan(one_chunk, shared, chunks)
         return summed, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), stacked)
-    return _sharded(strategy, function, shared, clients)
+    return _sharded(strategy, function, shared, clients, absent)
 
 
 def write_rows(strategy: Strategy, table: Any, rows: Any, places: jax.Array) -> Any:
@@ -251,8 +254,10 @@ def _vmap(function, shared, clients):
     return jax.tree.map(lambda x: jnp.sum(x, axis=0), contributions), results
 
 
-def _sharded(strategy, function, shared, clients):
+def _sharded(strategy, function, shared, clients, absent):
     run = _scan if strategy.inner == "scan" else _vmap
+    if absent is not None and strategy.inner == "scan":
+        function = _unless(absent, function)
 
     def on_one_device(shared, mine):
         summed, stacked = run(function, shared, mine)
@@ -266,3 +271,13 @@ def _sharded(strategy, function, shared, clients):
         out_specs=(everywhere, split),
         check_vma=False,
     )(shared, clients)
+
+
+def _unless(absent, function):
+    def one(shared, client):
+        def nothing(shared, client):
+            return trees.zeros_like(jax.eval_shape(function, shared, client))
+
+        return jax.lax.cond(absent(client), nothing, function, shared, client)
+
+    return one
