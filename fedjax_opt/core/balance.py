@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_opt.core import meshes, strategies
 from fedjax_opt.core.strategies import Strategy
 
 
@@ -13,7 +14,7 @@ def num_parts(strategy: Strategy) -> int:
     """Among how many devices clients are divided, each of which works through its own one by one."""
     if strategy.mesh is None or strategy.inner != "scan":
         return 1
-    return strategy.mesh.shape[strategy.mesh.axis_names[0]]
+    return meshes.num_parts(strategy.mesh)
 
 
 def deal(work: jax.Array, parts: int) -> jax.Array:
@@ -34,6 +35,22 @@ def deal(work: jax.Array, parts: int) -> jax.Array:
     part, turn = np.divmod(np.arange(work.shape[0]), each)
     rank = turn * parts + np.where(turn % 2 == 0, part, parts - 1 - part)
     return jnp.argsort(-work, stable=True)[rank]
+
+
+def seats(strategy: Strategy, num_steps: jax.Array, unequal: bool) -> jax.Array:
+    """Who of the cohort is computed in which place, absent clients that fill it up among them."""
+    size = num_steps.shape[0]
+    places = strategies.round_up(strategy, size)
+    rows = jnp.minimum(jnp.arange(places, dtype=jnp.int32), size - 1)
+    if not is_dealt(strategy, size, unequal):
+        return rows
+    work = jnp.where(jnp.arange(places) < size, num_steps[rows], 0)
+    return rows[deal(work, num_parts(strategy))]
+
+
+def is_dealt(strategy: Strategy, size: int, unequal: bool) -> bool:
+    """Whether it makes a difference who is computed where."""
+    return unequal and 1 < num_parts(strategy) < size
 
 
 def undo(dealt: jax.Array, stacked: Any) -> Any:

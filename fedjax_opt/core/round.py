@@ -105,7 +105,7 @@ def federated_round(
     clients = _pad(strategy, clients)
     padded = clients.id.shape[0] > size
     dealt, parts = None, balance.num_parts(strategy)
-    if unequal and 1 < parts < size:
+    if balance.is_dealt(strategy, size, unequal):
         dealt = balance.deal(clients.num_steps, parts)
         clients = jax.tree.map(lambda x: x[dealt], clients)
     present, weights = clients.num_steps > 0, clients.weight
@@ -211,7 +211,7 @@ def federated_round(
         clients=strategies.write_rows(strategy, state.clients, new_states, write_to),
         round=state.round + finite.astype(jnp.int32),
     )
-    return meshes.replicated((state, info), strategy.mesh)
+    return meshes.settled((state, info), strategy.mesh)
 
 
 def full_gradient(

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_opt.core import balance, checks, controller, meshes, strategies
 from fedjax_opt.core import batching as batches
-from fedjax_opt.core import checks, controller, meshes, strategies
 from fedjax_opt.core import diagnostics as watching
 from fedjax_opt.core.algorithm import Algorithm, get_variables
 from fedjax_opt.core.cohorts import Sampler
@@ -120,7 +120,7 @@ def run_rounds(
         client_test=client_test,
     )  # fmt: skip
     fixed = settle_strategy(traced, fixed, state)
-    if meshes.spans_processes(fixed.strategy.mesh) and not checks.is_traced(traced, state):
+    if not meshes.is_simple(fixed.strategy.mesh) and not checks.is_traced(traced, state):
         traced, state = strategies.place((traced, state), fixed.strategy)
     return _scan_rounds(traced, state, fixed, rounds)
 
@@ -136,15 +136,10 @@ def _scan_rounds(traced: Traced, state: FederatedState, fixed: Fixed, rounds: in
 def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[FederatedState, Info]:
     """Draws the cohort, its minibatches and its numbers of steps, and plays the round."""
     data, sizes = traced.data, jnp.asarray(traced.data.sizes)
-    cohort, done = traced.sampler.draw(state.cohort_key, state.round, sizes.shape[0])
-    present = done.astype(bool)
-    cohort = jnp.where(present, cohort, 0)
-    steps = _local_steps(traced, fixed, state, cohort, sizes)
-    unequal = traced.sampler.falls_short or steps.ndim == 1
-    # A schedule may fall to zero; a client that takes part takes a step.
-    steps = jnp.broadcast_to(jnp.maximum(steps, 1), cohort.shape)
-    if traced.sampler.falls_short:
-        steps = jnp.maximum(jnp.ceil(done * steps.astype(done.dtype)).astype(jnp.int32), 1)
+    remembered = state.controllers.local_steps if state.controllers else ()
+    cohort, steps, unequal = _cohort(
+        traced, fixed, state.cohort_key, state.round, remembered, sizes
+    )
     weights = sizes[cohort] if fixed.weighting == "samples" else jnp.ones(cohort.shape)
     feeding = _feeding(fixed, data, cohort)
     remembered = state.controllers.learning_rate if state.controllers else ()
@@ -157,7 +152,7 @@ def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[Fede
         cohort,
         feeding,
         weights.astype(jnp.result_type(float)),
-        jnp.where(present, steps, 0),
+        steps,
         fixed.static_steps,
         fixed.diagnostics,
         traced.client_test,
@@ -173,6 +168,37 @@ def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[Fede
     info = info._replace(diagnostics=seen)
     controllers = controller.advance(traced.settings, state, info)
     return new_state._replace(controllers=controllers), info
+
+
+def _cohort(traced, fixed, key, round_number, remembered, sizes):
+    """Who takes part in a round, how many steps each takes, and whether these may differ."""
+    cohort, done = traced.sampler.draw(key, round_number, sizes.shape[0])
+    present = done.astype(bool)
+    cohort = jnp.where(present, cohort, 0)
+    steps = _local_steps(traced, fixed, round_number, remembered, cohort, sizes)
+    unequal = traced.sampler.falls_short or steps.ndim == 1
+    # A schedule may fall to zero; a client that takes part takes a step.
+    steps = jnp.broadcast_to(jnp.maximum(steps, 1), cohort.shape)
+    if traced.sampler.falls_short:
+        steps = jnp.maximum(jnp.ceil(done * steps.astype(done.dtype)).astype(jnp.int32), 1)
+    return cohort, jnp.where(present, steps, 0), unequal
+
+
+@partial(jax.jit, static_argnames=("fixed", "length"))
+def seats(
+    traced: Traced, key: jax.Array, first_round: jax.Array, fixed: Fixed, length: int
+) -> jax.Array:
+    """Who is computed in which place in each of the next rounds `[length, places]`.
+
+    Only where local steps are not a `Controller`'s, which decides when the round begins.
+    """
+    sizes = jnp.asarray(traced.data.sizes)
+
+    def one(round_number):
+        cohort, steps, unequal = _cohort(traced, fixed, key, round_number, (), sizes)
+        return cohort[balance.seats(fixed.strategy, steps, unequal)]
+
+    return jax.lax.map(one, first_round + jnp.arange(length, dtype=jnp.int32))
 
 
 def _feeding(fixed, data, cohort):
@@ -211,12 +237,11 @@ def _momentum_deviation(traced, fixed, state, sizes):
     return watching.momentum_deviation(state.server, gradient)
 
 
-def _local_steps(traced, fixed, state, cohort, sizes):
+def _local_steps(traced, fixed, round_number, remembered, cohort, sizes):
     """K, one number where all clients take as many steps, else one for each of the cohort."""
     if fixed.static_steps is not None:
         return jnp.asarray(fixed.static_steps, jnp.int32)
-    remembered = state.controllers.local_steps if state.controllers else ()
-    value = controller.current(traced.local_steps, remembered, state.round)
+    value = controller.current(traced.local_steps, remembered, round_number)
     value = jnp.asarray(value, jnp.int32)
     if value.shape not in ((), sizes.shape):
         raise ValueError(

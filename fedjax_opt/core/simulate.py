@@ -1,6 +1,7 @@
 """A run driven from the host, in chunks: progress, evaluation, callbacks, checkpoints between them."""
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -11,18 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
-from fedjax_opt.core import checks, distributed
+from fedjax_opt.core import checks, distributed, meshes
 from fedjax_opt.core.algorithm import Algorithm
 from fedjax_opt.core.callbacks import Callback, Event
 from fedjax_opt.core.checkpoint import Checkpoints
 from fedjax_opt.core.cohorts import Sampler
-from fedjax_opt.core.controller import first_algorithm
+from fedjax_opt.core.controller import Controller, first_algorithm
 from fedjax_opt.core.log import Log
 from fedjax_opt.core.model import Model, Variables
+from fedjax_opt.core.parted import Parted
 from fedjax_opt.core.preparation import Fixed, Traced, prepare
-from fedjax_opt.core.run import one_round, settle_strategy
+from fedjax_opt.core.run import one_round, seats, settle_strategy
 from fedjax_opt.core.state import FederatedState, init_state
-from fedjax_opt.core.strategies import Strategy, place
+from fedjax_opt.core.strategies import Strategy, place, resolve
 from fedjax_opt.core.streaming import Resident, Stream, on_host
 
 _DEFAULT_CHUNK = 10
@@ -149,7 +151,8 @@ def simulate(
     chunk = checks.integer("evaluate_every", evaluate_every, low=1)
     checks.choice("on_nonfinite", on_nonfinite, ("raise", "stop"))
     first = first_algorithm(algorithm, learning_rate)
-    start = _first_state(first, model, data, batch_size, seed) if state is None else state
+    make = partial(_first_state, first, model, data, batch_size, seed)
+    start = meshes.made(make, resolve(strategy).mesh) if state is None else state
     if isinstance(local_steps, (int, np.integer)):
         checks.integer("local_steps", local_steps, low=1)
         local_steps = jnp.asarray(local_steps, jnp.int32)  # traced: another K compiles nothing
@@ -221,7 +224,7 @@ def _first_state(algorithm, model, data, batch_size, seed) -> FederatedState:
     return init_state(algorithm, variables, len(data.sizes), jax.random.fold_in(key, 1))
 
 
-def _source(traced: Traced, fixed: Fixed, key: jax.Array, chunk: int) -> Resident | Stream:
+def _source(traced: Traced, fixed: Fixed, key: jax.Array, chunk: int) -> Any:
     if not on_host(traced.data):
         return Resident(traced.data, fixed.strategy)
     if "momentum_deviation" in fixed.diagnostics:
@@ -229,6 +232,19 @@ def _source(traced: Traced, fixed: Fixed, key: jax.Array, chunk: int) -> Residen
             "diagnostics: 'momentum_deviation' needs all examples in every round, but those of data"
             " are memory-mapped, and only the cohorts' are read. Leave it out, or use data in memory."
         )
+    mesh = fixed.strategy.mesh
+    if (
+        mesh is not None
+        and mesh.is_multi_process
+        and not isinstance(traced.local_steps, Controller)
+    ):
+        who = dataclasses.replace(traced.data, examples=(), offsets=())
+        known = traced._replace(algorithm=(), validation=(), client_test=None, data=who)
+
+        def places(first_round: int) -> np.ndarray:
+            return np.asarray(seats(known, key, np.int32(first_round), fixed, chunk))
+
+        return Parted(traced.data, mesh, places)
     return Stream(traced.data, fixed.strategy, traced.sampler, key, chunk)
 
 

@@ -34,7 +34,8 @@ class Strategy(NamedTuple):
     Attributes:
       name: 'scan', 'vmap', 'chunked', 'sharded', or 'auto'.
       size: for 'chunked', how many clients are computed at once.
-      mesh: for 'sharded', a mesh of one axis named 'clients'; by default all devices, of all processes.
+      mesh: for 'sharded', a mesh with an axis 'clients'; by default all devices, of all processes.
+        With a second axis 'model', each client's model is divided over the devices along it.
       inner: for 'sharded', how each device executes its own clients: 'scan' or 'vmap'.
 
     Example:
@@ -148,7 +149,7 @@ def round_up(strategy: Strategy, size: int) -> int:
     if strategy.name == "chunked":
         part = min(strategy.size, size)
     elif strategy.mesh is not None:
-        part = strategy.mesh.size
+        part = meshes.num_parts(strategy.mesh)
     return -(-size // part) * part
 
 
@@ -196,11 +197,12 @@ def write_rows(strategy: Strategy, table: Any, rows: Any, places: jax.Array) -> 
     rows go from device to device a few at a time, and from the cache straight into the table. Gathering
     all of them first would write and read each once more in memory.
     """
-    if strategy.mesh is None or not jax.tree.leaves(table):
+    mesh = strategy.mesh
+    if mesh is None or not meshes.is_divided(mesh) or not jax.tree.leaves(table):
         return jax.tree.map(lambda old, new: old.at[places].set(new, mode="drop"), table, rows)
-    limit = _EXCHANGED_BYTES.get(strategy.mesh.devices.flat[0].platform, _EXCHANGED_BYTES["gpu"])
+    limit = _EXCHANGED_BYTES.get(mesh.devices.flat[0].platform, _EXCHANGED_BYTES["gpu"])
     row_bytes = sum(x.nbytes // x.shape[0] for x in jax.tree.leaves(rows))
-    num_devices = strategy.mesh.size
+    num_devices = meshes.num_parts(mesh)
     each = places.shape[0] // num_devices
     chunk = max(1, min(each, limit // max(row_bytes * num_devices, 1)))
 
@@ -231,10 +233,11 @@ def write_rows(strategy: Strategy, table: Any, rows: Any, places: jax.Array) -> 
     everywhere, split = PartitionSpec(), PartitionSpec(AXIS)
     return jax.shard_map(
         on_one_device,
-        mesh=strategy.mesh,
+        mesh=mesh,
         in_specs=(everywhere, split, everywhere),
         out_specs=everywhere,
         check_vma=False,
+        **meshes.manual_axes(mesh),
     )(table, rows, places)
 
 
@@ -258,6 +261,8 @@ def _sharded(strategy, function, shared, clients, absent):
     run = _scan if strategy.inner == "scan" else _vmap
     if absent is not None and strategy.inner == "scan":
         function = _unless(absent, function)
+    if not meshes.is_divided(strategy.mesh):
+        return run(function, shared, clients)
 
     def on_one_device(shared, mine):
         summed, stacked = run(function, shared, mine)
@@ -267,9 +272,10 @@ def _sharded(strategy, function, shared, clients, absent):
     return jax.shard_map(
         on_one_device,
         mesh=strategy.mesh,
-        in_specs=(everywhere, split),
+        in_specs=(meshes.specs_of(shared), split),
         out_specs=(everywhere, split),
         check_vma=False,
+        **meshes.manual_axes(strategy.mesh),
     )(shared, clients)
 
 

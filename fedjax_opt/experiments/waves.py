@@ -124,7 +124,7 @@ def _is_auto(strategy: str | Strategy) -> bool:
 
 def _plan(strategy: Strategy, clients: Strategy, num_trials: int, most: int | None = None) -> Plan:
     """Waves of at most so many trials, all but equally full; by default as the strategy says."""
-    part = strategy.mesh.size if strategy.mesh is not None else 1
+    part = strategies.round_up(strategy, 1) if strategy.mesh is not None else 1
     if most is None:
         together = strategy.name == "vmap" or (
             strategy.mesh is not None and strategy.inner == "vmap"

@@ -15,12 +15,12 @@ DATA = problems.ragged([5, 8, 3, 12, 7, 4, 9])
 COMMON = {"cohort_size": 5, "batch_size": 4, "local_epochs": 2}
 
 
-def play(strategy, checkpoints=None):
+def play(strategy, data=DATA, checkpoints=None):
     """Rounds by `run_rounds`, and a simulated run with evaluations, as plain numbers."""
     start = problems.start(SCAFFOLD, 7)
     run = fo.run_rounds(SCAFFOLD, problems.MODEL, DATA, start, 3, strategy=strategy, **COMMON)
     result = fo.simulate(
-        SCAFFOLD, problems.MODEL, DATA, 4, state=start, test=DATA.examples, client_test=DATA,
+        SCAFFOLD, problems.MODEL, data, 4, state=start, test=DATA.examples, client_test=DATA,
         evaluate_every=2, strategy=strategy, checkpoints=checkpoints, **COMMON,
     )  # fmt: skip
     del result.evaluations["seconds"]
@@ -32,13 +32,14 @@ def play(strategy, checkpoints=None):
 
 
 def main(folder):
-    """Joins, plays, goes on from its own checkpoint, and leaves what this process saw in a file."""
+    """Joins, plays with data on disk, goes on from its checkpoint, and leaves what it saw in a file."""
     for name, value in (("enable_x64", True), ("numpy_dtype_promotion", "strict")):
         jax.config.update(f"jax_{name}", value)
     me = fo.distributed.initialize(heartbeat_seconds=10)
+    stored = fo.data.open_stored(folder / "data")
     with fo.Checkpoints(folder / "checkpoints") as checkpoints:
-        found = play("auto", checkpoints)
-        resumed = play("auto", checkpoints)
+        found = play("auto", stored, checkpoints)
+        resumed = play("auto", stored, checkpoints)
         latest = checkpoints.latest_round
     report = {
         "process": me,

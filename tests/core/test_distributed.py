@@ -18,7 +18,8 @@ VARIABLES = (distributed.ADDRESS, distributed.COUNT, distributed.INDEX, "JOB_COM
 
 
 def test_two_processes_give_the_numbers_of_one(tmp_path, monkeypatch):
-    """Rounds, a simulation with both kinds of evaluation, and its continuation from a checkpoint."""
+    """Rounds, a simulation of data on disk with both kinds of evaluation, and its continuation."""
+    fo.data.store(joined_run.DATA, tmp_path / "data")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     said = []
     command = [sys.executable, "-m", "tests.core.joined_run", str(tmp_path)]
