@@ -20,6 +20,8 @@ from fedjax_opt.core import checks
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 # The index of a pod of an indexed Kubernetes job.
 _JOB_INDEX = "JOB_COMPLETION_INDEX"
+# What errors of collectives and of barriers say that are raised as something else.
+_OF_MANY = ("Gloo", "NCCL", "heartbeat", "barrier", "coordination service")
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -189,7 +191,7 @@ def _end_at_once(kind: Any, error: Any, trace: Any) -> None:
     """Says what failed and ends: tidying up would wait for processes that wait for this one."""
     traceback.print_exception(kind, error, trace)
     place = f"process {jax.process_index()} of {jax.process_count()}"
-    if issubclass(kind, jax.errors.JaxRuntimeError):
+    if _is_of_many(error):
         why = (
             f"{place} ends: a computation over all processes failed, most likely because another"
             " process died (its own output says why)."
@@ -204,3 +206,14 @@ def _end_at_once(kind: Any, error: Any, trace: Any) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+
+def _is_of_many(error: BaseException | None) -> bool:
+    """Whether an error, or what led to it, came from a computation or a meeting of all processes."""
+    while error is not None:
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            return True
+        if any(word in str(error) for word in _OF_MANY):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

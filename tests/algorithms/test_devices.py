@@ -10,7 +10,7 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "scale" / "devices.py"
-ROWS = ("fedgbo-adam", "scaffold-1", "mime")
+ROWS = ("scaffold-1", "mime")
 
 
 def test_eight_devices_give_the_numbers_of_one(tmp_path):

@@ -54,8 +54,7 @@ def test_nothing_is_computed_for_the_absent():
     assert float(summed) == 14 and np.asarray(stacked).tolist() == [4, 0, 5, 0]
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_results_stay_in_the_order_of_the_cohort(count):
+def test_results_stay_in_the_order_of_the_cohort():
     """Six clients of very unequal sizes, with everything that is noted of each."""
     data = problems.ragged([40, 3, 5, 31, 4, 18])
     algorithm = fo.scaffold(fo.optimizers.sgd(0.05))
@@ -67,7 +66,7 @@ def test_results_stay_in_the_order_of_the_cohort(count):
             client_test=data,
         )  # fmt: skip
 
-    expected, found = play("scan"), play(fo.Strategy("sharded", mesh=_mesh(count)))
+    expected, found = play("scan"), play(fo.Strategy("sharded", mesh=_mesh(4)))
     problems.assert_identical(found.history.cohort, expected.history.cohort)
     problems.assert_identical(found.history.num_steps, expected.history.num_steps)
     problems.assert_close(found.history, expected.history)
@@ -81,10 +80,10 @@ def test_a_fixed_number_of_steps_is_still_differentiable():
     def final_loss(rate, strategy):
         algorithm = fo.fedavg(fo.optimizers.sgd(rate))
         run = fo.run_rounds(
-            algorithm, problems.MODEL, data, problems.start(algorithm, 3), 2, cohort_size=3,
+            algorithm, problems.MODEL, data, problems.start(algorithm, 3), 1, cohort_size=3,
             batch_size=4, local_steps=2, strategy=strategy,
         )  # fmt: skip
-        return run.history.loss[-1]
+        return jnp.sum(run.state.variables.params["w"] ** 2)
 
     strategy = fo.Strategy("sharded", mesh=_mesh(2))
     found, expected = jax.grad(final_loss)(0.1, strategy), jax.grad(final_loss)(0.1, "scan")
