@@ -74,6 +74,7 @@ from fedjax_opt.core import Strategy as Strategy
 from fedjax_opt.core import Uniform as Uniform
 from fedjax_opt.core import Variables as Variables
 from fedjax_opt.core import cohorts as cohorts
+from fedjax_opt.core import distributed as distributed
 from fedjax_opt.core import early_stopping as early_stopping
 from fedjax_opt.core import evaluate as evaluate
 from fedjax_opt.core import evaluate_clients as evaluate_clients

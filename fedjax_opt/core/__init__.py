@@ -1,6 +1,7 @@
 """The contract, one round, many rounds; depends on nothing else in this package."""
 
 from fedjax_opt.core import cohorts as cohorts
+from fedjax_opt.core import distributed as distributed
 from fedjax_opt.core.algorithm import Algorithm as Algorithm
 from fedjax_opt.core.algorithm import Coded as Coded
 from fedjax_opt.core.algorithm import Context as Context

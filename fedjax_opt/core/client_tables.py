@@ -228,6 +228,11 @@ def of(store: ClientStore | None, chunk: int) -> Resident | FromStore:
         return Resident()
     if not isinstance(store, ClientStore):
         raise ValueError(f"client_state must be a ClientStore or None, got {store!r}.")
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"client_state must be None in a run of {jax.process_count()} processes, got {store!r}: they"
+            " would all write to it."
+        )
     return FromStore(store, chunk)
 
 

@@ -6,7 +6,7 @@ import warnings
 from types import FrameType
 from typing import Any
 
-from fedjax_opt.core import provenance
+from fedjax_opt.core import distributed, provenance
 from fedjax_opt.core.checkpoint import Checkpoints
 from fedjax_opt.core.log import Log
 from fedjax_opt.core.preparation import Fixed, Traced
@@ -68,6 +68,7 @@ class Keeper:
             self._identity = provenance.of_run(traced, fixed, state, algorithm, **recorded)
         self._previous: dict[int, Any] = {}
         self.signal: signal.Signals | None = None
+        self._ended_by: str | None = None
 
     def resume(self, state: FederatedState, log: Log) -> FederatedState:
         """The newest checkpoint's state, its history put into the log; or the state as it is."""
@@ -82,14 +83,21 @@ class Keeper:
         if self._checkpoints is not None:
             self._checkpoints.save(state, log.saved(), identity=self._identity, metrics=evaluation)
 
+    def ending(self) -> str | None:
+        """The name of the signal that ends the run, if any; of many processes the first decides."""
+        if self._checkpoints is not None:
+            own = None if self.signal is None else self.signal.name
+            self._ended_by = distributed.from_first(own)
+        return self._ended_by
+
     def interrupt(self, result: Any) -> None:
-        """Raises `Interrupted` if a signal came."""
-        if self.signal is not None and self._checkpoints is not None:
+        """Raises `Interrupted` if a signal ended the run."""
+        if self._ended_by is not None and self._checkpoints is not None:
             raise Interrupted(
                 f"{result.stopped}. The checkpoint is in {self._checkpoints.directory}; the same call"
                 " goes on from there.",
                 result,
-                self.signal,
+                signal.Signals[self._ended_by],
             )
 
     def __enter__(self) -> "Keeper":

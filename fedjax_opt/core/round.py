@@ -7,7 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.core import aggregate, client_rows, diagnostics, local, strategies, trees
+from fedjax_opt.core import (
+    aggregate,
+    balance,
+    client_rows,
+    diagnostics,
+    local,
+    meshes,
+    strategies,
+    trees,
+)
 from fedjax_opt.core import guard as guards
 from fedjax_opt.core.algorithm import (
     Algorithm,
@@ -52,12 +61,14 @@ def federated_round(
     client_test: Any = None,
     guard: Guard | None = None,
     asked: Any = None,
+    unequal: bool = False,
 ) -> tuple[FederatedState, Info]:
     """One round, to be called inside a compiled program; see `make_round` for the arguments.
 
     A client whose `num_steps` is 0 did not take part: it keeps its state and is left out of every
     mean. If nobody with a weight took part, or a loss is not finite, nothing changes. With a guard,
-    a client that breaks a rule did not take part; `asked` names those who were to, -1 for nobody.
+    a client that breaks a rule did not take part; `asked` names those who were to, -1 for nobody. If
+    the numbers of steps are said to be `unequal`, devices get clients by work, not by count.
     """
     size = cohort.shape[0]
     asked = cohort if asked is None else asked
@@ -80,6 +91,12 @@ def federated_round(
         test_examples = client_test.examples
     clients = _Client(cohort, feeding.feed, num_steps, weights, (), test_rows, fault)
     clients = _pad(strategy, clients)
+    padded = clients.id.shape[0] > size
+    dealt, parts = None, balance.num_parts(strategy)
+    if balance.is_dealt(strategy, size, unequal):
+        dealt = balance.deal(clients.num_steps, parts)
+        clients = jax.tree.map(lambda x: x[dealt], clients)
+    absent = _is_absent if padded and parts > 1 else None
     participation = _participation(clients, state)
     shared = (
         algorithm,
@@ -107,8 +124,9 @@ def federated_round(
             fault = guards.of_report(shared[-1], _sent(own))
             return _summed(algorithm, _sent(own), _unless(fault, client)), (own, fault)
 
-        report, (own_reports, found) = strategies.map_reduce(strategy, probe, shared, clients)
-        clients, left = guards.exclude(clients, found)
+        found = strategies.map_reduce(strategy, probe, shared, clients, absent)
+        report, (own_reports, faulty) = found
+        clients, left = guards.exclude(clients, faulty)
         report = _mean(algorithm, report, _sent(own_reports), clients, left)
         clients = clients._replace(own_report=own_reports)
         participation = _participation(clients, state)
@@ -160,10 +178,16 @@ def federated_round(
         return (_summed(algorithm, contribution, client), means), (own, stacked)
 
     (summed, means), (own, contributions) = strategies.map_reduce(
-        strategy, train, (shared, report), clients
+        strategy, train, (shared, report), clients, absent
     )
     new_states, found, *noted = own
-    client_loss, bad_step, kept = jax.tree.map(lambda x: x[:size], noted)
+
+    def in_order(tree):
+        """What stands by client, in the order of the cohort and without padding."""
+        tree = tree if dealt is None else balance.undo(dealt, tree)
+        return jax.tree.map(lambda x: x[:size], tree)
+
+    client_loss, bad_step, kept = in_order(noted)
     clients, left = guards.exclude(clients, found)
     present = clients.num_steps > 0
     means = aggregate.finish_mean(means, jnp.sum(present, dtype=jnp.int32), left)
@@ -172,14 +196,14 @@ def federated_round(
     server_key = jax.random.fold_in(round_key, _SERVER)
     facts = Facts(report, means["num_steps"], participation, state.round, server_key)
     server = algorithm.server_step(state.server, mean, facts)
-    here = present[:size]
+    here = in_order(present)
     finite, faults = trees.all_finite(server), ()
     if guard is not None:
         guards.check_shapes("server_step(...)", server, state.server)
         skipped = jnp.sum(present, dtype=jnp.int32) < guard.min_clients
         somebody = (jnp.sum(clients.weight) > 0) & ~skipped
-        finite, faults = finite | ~somebody, Faults(asked, clients.fault[:size], skipped)
-        num_steps, client_loss = clients.num_steps[:size], jnp.where(here, client_loss, 0)
+        finite, faults = finite | ~somebody, Faults(asked, in_order(clients.fault), skipped)
+        num_steps, client_loss = in_order(clients.num_steps), jnp.where(here, client_loss, 0)
         server = trees.select(somebody, server, state.server)
     finite &= jnp.all(jnp.isfinite(jnp.where(here, client_loss, 0)))
     old_params = get_variables(state.server).params
@@ -202,7 +226,7 @@ def federated_round(
         clients=client_rows.write(strategy, state.clients, new_states, write_to),
         round=state.round + finite.astype(jnp.int32),
     )
-    return state, info
+    return meshes.settled((state, info), strategy.mesh)
 
 
 def full_gradient(
@@ -252,6 +276,10 @@ def _unless(fault: Any, client: _Client) -> _Client:
     if isinstance(fault, tuple):
         return client
     return client._replace(num_steps=jnp.where(fault > 0, 0, client.num_steps))
+
+
+def _is_absent(client: _Client) -> jax.Array:
+    return client.num_steps == 0
 
 
 def _participation(clients: _Client, state: FederatedState) -> jax.Array:

@@ -1,6 +1,7 @@
 """A run driven from the host, in chunks: progress, evaluation, callbacks, checkpoints between them."""
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -11,21 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
-from fedjax_opt.core import checks, client_tables
+from fedjax_opt.core import checks, client_tables, distributed, meshes
 from fedjax_opt.core.algorithm import Algorithm
 from fedjax_opt.core.callbacks import Callback, Event
 from fedjax_opt.core.checkpoint import Checkpoints
 from fedjax_opt.core.client_store import ClientStore
 from fedjax_opt.core.cohorts import Sampler
-from fedjax_opt.core.controller import first_algorithm
+from fedjax_opt.core.controller import Controller, first_algorithm
 from fedjax_opt.core.guard import Guard
 from fedjax_opt.core.keeping import Keeper
 from fedjax_opt.core.log import Log
 from fedjax_opt.core.model import Model, Variables
+from fedjax_opt.core.parted import Parted
 from fedjax_opt.core.preparation import Fixed, Traced, prepare
-from fedjax_opt.core.run import one_round, settle_strategy
+from fedjax_opt.core.run import one_round, seats, settle_strategy
 from fedjax_opt.core.state import FederatedState
-from fedjax_opt.core.strategies import Strategy, place
+from fedjax_opt.core.strategies import Strategy, place, resolve
 from fedjax_opt.core.streaming import Resident, Stream, on_host
 
 _DEFAULT_CHUNK = 10
@@ -161,7 +163,8 @@ def simulate(
     first = first_algorithm(algorithm, learning_rate)
     clients = client_tables.of(client_state, chunk)
     if state is None:
-        state = _first_state(first, model, data, batch_size, seed, clients)
+        make = partial(_first_state, first, model, data, batch_size, seed, clients)
+        state = meshes.made(make, resolve(strategy).mesh)
     clients, start = clients.open(first, state)
     if isinstance(local_steps, (int, np.integer)):
         checks.integer("local_steps", local_steps, low=1)
@@ -195,7 +198,7 @@ def simulate(
         initial=done,
         desc=description,
         unit="round",
-        disable=None if progress else True,
+        disable=None if progress and distributed.is_first() else True,
     )
     with bar, contextlib.closing(source), contextlib.closing(clients), keeper:
         while done < rounds:
@@ -222,11 +225,13 @@ def simulate(
             keeper.save(current, log, evaluation)
             event = Event(done, current, history, evaluation)
             reasons = [reason for reason in (callback(event) for callback in callbacks) if reason]
+            if callbacks:
+                reasons = distributed.from_first(reasons)  # or a clock might stop one process alone
             if reasons:
                 stopped = "; ".join(reasons)
                 break
-            if keeper.signal is not None:
-                stopped = f"{keeper.signal.name} after round {done} of {rounds}"
+            if ending := keeper.ending():
+                stopped = f"{ending} after round {done} of {rounds}"
                 break
     seconds = time.perf_counter() - started
     result = Result(current, log.history(), log.evaluations(), seconds, stopped)
@@ -243,7 +248,7 @@ def _first_state(algorithm, model, data, batch_size, seed, clients) -> Federated
     return clients.init_state(algorithm, variables, len(data.sizes), jax.random.fold_in(key, 1))
 
 
-def _source(traced: Traced, fixed: Fixed, key: jax.Array, chunk: int) -> Resident | Stream:
+def _source(traced: Traced, fixed: Fixed, key: jax.Array, chunk: int) -> Any:
     if not on_host(traced.data):
         return Resident(traced.data, fixed.strategy)
     if "momentum_deviation" in fixed.diagnostics:
@@ -251,6 +256,19 @@ def _source(traced: Traced, fixed: Fixed, key: jax.Array, chunk: int) -> Residen
             "diagnostics: 'momentum_deviation' needs all examples in every round, but those of data"
             " are memory-mapped, and only the cohorts' are read. Leave it out, or use data in memory."
         )
+    mesh = fixed.strategy.mesh
+    if (
+        mesh is not None
+        and mesh.is_multi_process
+        and not isinstance(traced.local_steps, Controller)
+    ):
+        who = dataclasses.replace(traced.data, examples=(), offsets=())
+        known = traced._replace(algorithm=(), validation=(), client_test=None, data=who)
+
+        def places(first_round: int) -> np.ndarray:
+            return np.asarray(seats(known, key, np.int32(first_round), fixed, chunk))
+
+        return Parted(traced.data, mesh, places)
     return Stream(traced.data, fixed.strategy, traced.sampler, key, chunk)
 
 
