@@ -212,6 +212,7 @@ def seats(
         cohort, steps, unequal = _cohort(traced, fixed, key, round_number, (), sizes)
         if traced.guard is not None:
             asked = _asked(traced, key, round_number, sizes.shape[0])
+            assert asked is not None  # there is a guard
             steps = jnp.where(before_work(traced.guard, asked, steps) > 0, 0, steps)
         return cohort[balance.seats(fixed.strategy, steps, unequal)]
 

@@ -162,10 +162,9 @@ def simulate(
     checks.choice("on_nonfinite", on_nonfinite, ("raise", "stop"))
     first = first_algorithm(algorithm, learning_rate)
     clients = client_tables.of(client_state, chunk)
-    if state is None:
-        make = partial(_first_state, first, model, data, batch_size, seed, clients)
-        state = meshes.made(make, resolve(strategy).mesh)
-    clients, start = clients.open(first, state)
+    make = partial(_first_state, first, model, data, batch_size, seed, clients)
+    start = meshes.made(make, resolve(strategy).mesh) if state is None else state
+    clients, start = clients.open(first, start)
     if isinstance(local_steps, (int, np.integer)):
         checks.integer("local_steps", local_steps, low=1)
         local_steps = jnp.asarray(local_steps, jnp.int32)  # traced: another K compiles nothing
