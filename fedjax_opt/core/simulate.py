@@ -17,10 +17,13 @@ from fedjax_opt.core.callbacks import Callback, Event
 from fedjax_opt.core.checkpoint import Checkpoints
 from fedjax_opt.core.cohorts import Sampler
 from fedjax_opt.core.controller import first_algorithm
+from fedjax_opt.core.debugging import Debugger
 from fedjax_opt.core.guard import Guard
 from fedjax_opt.core.log import Log
+from fedjax_opt.core.memory import check_memory
 from fedjax_opt.core.model import Model, Variables
 from fedjax_opt.core.preparation import Fixed, Traced, prepare
+from fedjax_opt.core.rollback import Keeper, Rollback
 from fedjax_opt.core.run import one_round, settle_strategy
 from fedjax_opt.core.state import FederatedState, init_state
 from fedjax_opt.core.strategies import Strategy, place
@@ -90,6 +93,9 @@ def simulate(
     checkpoints: Checkpoints | None = None,
     on_nonfinite: str = "raise",
     guard: Guard | None = None,
+    rollback: Rollback | None = None,
+    memory_limit: int | str | None = None,
+    debug: Any = None,
     progress: bool = True,
     description: str = "training",
 ) -> Result:
@@ -132,6 +138,11 @@ def simulate(
         good state, or 'stop' and return it.
       guard: the rules by which clients are left out, a `Guard`. Those are named in the log (`logging`,
         'fedjax_opt') and counted in the history.
+      rollback: what to do if the run diverges, a `Rollback`; `step_scale` in the history says when.
+      memory_limit: the bytes that the run may take, or 'device' for what there is: it is compiled once
+        more to know, and refused with the largest cohort or chunk that fits.
+      debug: a folder, for a run without compilation, one client at a time: the inputs of the first that
+        fails are saved there for `replay`, and a `DebugError` names it.
       progress: whether to show a progress bar (never where the output is not a terminal).
       description: the progress bar's title.
 
@@ -165,6 +176,8 @@ def simulate(
         guard=guard,
     )  # fmt: skip
     fixed = settle_strategy(traced, fixed, start)
+    copies = 2 if rollback is None else 3
+    check_memory(traced, start, fixed, chunk, copies, memory_limit, partial(_compiled, chunk))
     log = Log()
     elapsed = 0.0
     if checkpoints is not None and checkpoints.latest_round is not None:
@@ -177,6 +190,11 @@ def simulate(
     traced, current, test, client_test = place(
         (traced._replace(data=None), current, test, client_test), fixed.strategy
     )
+    keeper = None if rollback is None else Keeper(rollback, traced, fixed.strategy)
+    if keeper is not None:
+        keeper.resume(log.history(), chunk)
+        traced = keeper.traced()
+    play = _play if debug is None else Debugger(debug)
     callbacks = tuple(callbacks)
     started = time.perf_counter() - elapsed
     stopped = f"{rounds} rounds done"
@@ -193,8 +211,17 @@ def simulate(
             count = min(chunk, rounds - done)
             now = traced._replace(data=source.take(done, count))
             source.prefetch(done + count, min(chunk, rounds - done - count))
-            current, infos, played = _play(now, current, jnp.int32(count), fixed, chunk)
+            if keeper is not None:
+                keeper.keep(current)
+            current, infos, played = play(now, current, jnp.int32(count), fixed, chunk)
             log.add_rounds(infos, int(played))
+            if keeper is not None and (why := keeper.judge(log)) is not None:
+                current, ended = keeper.go_back(log, why)
+                if ended is not None:
+                    stopped = ended
+                    break
+                traced = keeper.traced()
+                continue
             if not log.finite:
                 stopped = log.describe_failure()
                 break
@@ -254,6 +281,12 @@ def _play(traced: Traced, state: FederatedState, count: jax.Array, fixed: Fixed,
     start = state, room, jnp.int32(0), jnp.asarray(True)
     state, infos, played, _ = jax.lax.while_loop(go_on, one, start)
     return state, infos, played
+
+
+def _compiled(chunk: int, traced: Traced, state: FederatedState, fixed: Fixed) -> Any:
+    """The program of a chunk of rounds, for shapes."""
+    count = jax.ShapeDtypeStruct((), jnp.int32)
+    return _play.lower(traced, state, count, fixed, chunk).compile()
 
 
 def _postfix(history: dict[str, np.ndarray], evaluation: dict[str, float]) -> dict[str, str]:
