@@ -57,6 +57,7 @@ from fedjax_opt.core import ClientRows as ClientRows
 from fedjax_opt.core import ClientStore as ClientStore
 from fedjax_opt.core import Context as Context
 from fedjax_opt.core import Controller as Controller
+from fedjax_opt.core import DebugError as DebugError
 from fedjax_opt.core import Event as Event
 from fedjax_opt.core import Facts as Facts
 from fedjax_opt.core import Fault as Fault
@@ -67,7 +68,9 @@ from fedjax_opt.core import Info as Info
 from fedjax_opt.core import Interrupted as Interrupted
 from fedjax_opt.core import Model as Model
 from fedjax_opt.core import NonFiniteLossError as NonFiniteLossError
+from fedjax_opt.core import Replay as Replay
 from fedjax_opt.core import Result as Result
+from fedjax_opt.core import Rollback as Rollback
 from fedjax_opt.core import Run as Run
 from fedjax_opt.core import Sampler as Sampler
 from fedjax_opt.core import Strategy as Strategy
@@ -82,6 +85,7 @@ from fedjax_opt.core import init_state as init_state
 from fedjax_opt.core import make_round as make_round
 from fedjax_opt.core import personal_variables as personal_variables
 from fedjax_opt.core import place as place
+from fedjax_opt.core import replay as replay
 from fedjax_opt.core import run_rounds as run_rounds
 from fedjax_opt.core import simulate as simulate
 from fedjax_opt.core import stop_at as stop_at

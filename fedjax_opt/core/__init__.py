@@ -26,6 +26,7 @@ from fedjax_opt.core.client_store import ClientStore as ClientStore
 from fedjax_opt.core.cohorts import Sampler as Sampler
 from fedjax_opt.core.controller import Controller as Controller
 from fedjax_opt.core.controller import with_controllers as with_controllers
+from fedjax_opt.core.debugging import DebugError as DebugError
 from fedjax_opt.core.devices import use_cpu_devices as use_cpu_devices
 from fedjax_opt.core.evaluate import evaluate as evaluate
 from fedjax_opt.core.evaluate import evaluate_clients as evaluate_clients
@@ -41,6 +42,9 @@ from fedjax_opt.core.model import Evaluation as Evaluation
 from fedjax_opt.core.model import Model as Model
 from fedjax_opt.core.model import Objective as Objective
 from fedjax_opt.core.model import Variables as Variables
+from fedjax_opt.core.replaying import Replay as Replay
+from fedjax_opt.core.replaying import replay as replay
+from fedjax_opt.core.rollback import Rollback as Rollback
 from fedjax_opt.core.run import Run as Run
 from fedjax_opt.core.run import run_rounds as run_rounds
 from fedjax_opt.core.simulate import NonFiniteLossError as NonFiniteLossError

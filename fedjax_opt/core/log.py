@@ -42,6 +42,20 @@ class Log:
             self._failure = jax.tree.map(lambda x: x[-1], infos)._asdict()
         self._rounds.append({name: values[good] for name, values in rows.items()})
 
+    def newest(self) -> dict[str, np.ndarray]:
+        """The rows of the newest chunk of rounds, by name."""
+        return self._rounds[-1]
+
+    def note(self, name: str, value: float) -> None:
+        """Adds a column to the newest chunk: one value, the same for its rounds."""
+        rows = self._rounds[-1]
+        rows[name] = np.full(len(rows["round"]), value)
+
+    def forget_newest(self) -> None:
+        """Drops the newest chunk, with what went wrong in it."""
+        self._rounds.pop()
+        self._failure = None
+
     def add_evaluation(
         self,
         algorithm: Algorithm,

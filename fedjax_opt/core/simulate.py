@@ -19,12 +19,15 @@ from fedjax_opt.core.checkpoint import Checkpoints
 from fedjax_opt.core.client_store import ClientStore
 from fedjax_opt.core.cohorts import Sampler
 from fedjax_opt.core.controller import Controller, first_algorithm
+from fedjax_opt.core.debugging import Debugger
 from fedjax_opt.core.guard import Guard
 from fedjax_opt.core.keeping import Keeper
 from fedjax_opt.core.log import Log
+from fedjax_opt.core.memory import check_memory
 from fedjax_opt.core.model import Model, Variables
 from fedjax_opt.core.parted import Parted
 from fedjax_opt.core.preparation import Fixed, Traced, prepare
+from fedjax_opt.core.rollback import Fallback, Rollback
 from fedjax_opt.core.run import one_round, seats, settle_strategy
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.core.strategies import Strategy, place, resolve
@@ -95,6 +98,9 @@ def simulate(
     checkpoints: Checkpoints | None = None,
     on_nonfinite: str = "raise",
     guard: Guard | None = None,
+    rollback: Rollback | None = None,
+    memory_limit: int | str | None = None,
+    debug: Any = None,
     progress: bool = True,
     description: str = "training",
 ) -> Result:
@@ -140,6 +146,11 @@ def simulate(
         good state, or 'stop' and return it.
       guard: the rules by which clients are left out, a `Guard`. Those are named in the log (`logging`,
         'fedjax_opt') and counted in the history.
+      rollback: what to do if the run diverges, a `Rollback`; `step_scale` in the history says when.
+      memory_limit: the bytes that the run may take, or 'device' for what there is: it is compiled once
+        more to know, and refused with the largest cohort or chunk that fits.
+      debug: a folder, for a run without compilation, one client at a time: the inputs of the first that
+        fails are saved there for `replay`, and a `DebugError` names it.
       progress: whether to show a progress bar (never where the output is not a terminal).
       description: the progress bar's title.
 
@@ -177,6 +188,8 @@ def simulate(
     )  # fmt: skip
     start, seen = clients.part(start, traced.sampler)
     fixed = settle_strategy(traced, fixed, seen)
+    copies = 2 if rollback is None else 3
+    check_memory(traced, seen, fixed, chunk, copies, memory_limit, partial(_compiled, chunk))
     log = Log()
     watched = {"test": test is not None, "client_test": client_test is not None}
     keeper = Keeper(checkpoints, traced, fixed, start, first, **watched)
@@ -188,6 +201,11 @@ def simulate(
     traced, current, test, client_test = place(
         (traced._replace(data=None), current, test, client_test), fixed.strategy
     )
+    fallback = None if rollback is None else Fallback(rollback, traced, fixed.strategy)
+    if fallback is not None:
+        fallback.resume(log.history(), chunk)
+        traced = fallback.traced()
+    play = _play if debug is None else Debugger(debug)
     callbacks = tuple(callbacks)
     started = time.perf_counter() - log.seconds
     stopped = f"{rounds} rounds done"
@@ -203,12 +221,22 @@ def simulate(
         while done < rounds:
             count = min(chunk, rounds - done)
             now = traced._replace(data=source.take(done, count))
+            if fallback is not None:
+                fallback.keep(current)
             current = clients.put_in(current, done, count)
             for ahead in (source, clients):
                 ahead.prefetch(done + count, min(chunk, rounds - done - count))
-            current, infos, played = _play(now, current, jnp.int32(count), fixed, chunk)
+            current, infos, played = play(now, current, jnp.int32(count), fixed, chunk)
             current = clients.take_out(current)
             log.add_rounds(infos, int(played))
+            if fallback is not None and (why := fallback.judge(log)) is not None:
+                current, ended = fallback.go_back(log, why)
+                clients.begin(current, fixed.strategy)
+                if ended is not None:
+                    stopped = ended
+                    break
+                traced = fallback.traced()
+                continue
             if not log.finite:
                 stopped = log.describe_failure()
                 break
@@ -290,6 +318,12 @@ def _play(traced: Traced, state: FederatedState, count: jax.Array, fixed: Fixed,
     start = state, room, jnp.int32(0), jnp.asarray(True)
     state, infos, played, _ = jax.lax.while_loop(go_on, one, start)
     return state, infos, played
+
+
+def _compiled(chunk: int, traced: Traced, state: FederatedState, fixed: Fixed) -> Any:
+    """The program of a chunk of rounds, for shapes."""
+    count = jax.ShapeDtypeStruct((), jnp.int32)
+    return _play.lower(traced, state, count, fixed, chunk).compile()
 
 
 def _postfix(history: dict[str, np.ndarray], evaluation: dict[str, float]) -> dict[str, str]:
