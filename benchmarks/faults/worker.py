@@ -1,19 +1,17 @@
 """A run that may be killed at any moment: SCAFFOLD on the digits, K set by a controller, checkpoints.
 
-    python benchmarks/faults/worker.py DIRECTORY OUTPUT [--rounds 120] [--devices 1]
-
-It resumes from what is in DIRECTORY, and when it is done writes all arrays of its result to OUTPUT. The
-first byte of DIRECTORY.mark says what it is doing: 's' starts, 'r' plays rounds, 'b' is between chunks.
+It resumes from what is in its directory, and when it is done writes all arrays of its result to a file.
+The first byte of DIRECTORY.mark says what it is doing: 's' starts, 'r' plays rounds, 'b' is between
+chunks; the second one is '1' as soon as all is compiled.
 """
 
-import argparse
 import importlib
 import mmap
 import os
-import pathlib
 
 import jax
 import numpy as np
+import orbax.checkpoint  # noqa: F401 -- once, before processes are forked
 
 import fedjax_opt as fo
 from fedjax_opt.core.log import Log
@@ -29,9 +27,9 @@ def problem():
     return fo.models.mlp([32], num_classes=10), data, test
 
 
-def method():
+def method(steps=300):
     """The algorithm, and the controller of its local steps."""
-    return fo.scaffold(fo.optimizers.sgd(0.05)), fo.controllers.steps_by_error(300, window=5)
+    return fo.scaffold(fo.optimizers.sgd(0.05)), fo.controllers.steps_by_error(steps, window=5)
 
 
 def template():
@@ -41,9 +39,9 @@ def template():
     return fo.with_controllers(state, local_steps=steps)
 
 
-def play(directory, rounds, strategy="scan", keep=3):
+def play(directory, rounds, strategy, keep, steps):
     """The run, resumed if it was begun before."""
-    (model, data, test), (algorithm, steps) = problem(), method()
+    (model, data, test), (algorithm, steps) = problem(), method(steps)
     with fo.Checkpoints(directory, keep=keep, keep_every=30, best_metric="loss") as checkpoints:
         return fo.simulate(
             algorithm, model, data, rounds, cohort_size=5, batch_size=16, local_steps=steps,
@@ -64,15 +62,15 @@ def arrays(result):
 
 def mark_phases(path):
     """Lets the run say what it is doing in memory that is shared, and so outlives it."""
-    path.write_bytes(b"s")
+    path.write_bytes(b"s0")
     with open(path, "rb+") as file:
-        mark = mmap.mmap(file.fileno(), 1)
+        mark = mmap.mmap(file.fileno(), 2)
     driving = importlib.import_module("fedjax_opt.core.simulate")  # the module, not the function
     rounds, add = driving._play, Log.add_rounds
 
     def marked_rounds(*args, **kwargs):
         if mark[:1] == b"b":  # the first ones are compiled
-            mark[:1] = b"r"
+            mark[:] = b"r1"
         return rounds(*args, **kwargs)
 
     def marked_add(*args, **kwargs):
@@ -82,23 +80,12 @@ def mark_phases(path):
     driving._play, Log.add_rounds = marked_rounds, marked_add
 
 
-def main():
-    """Reads the command line, and plays."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("directory", type=pathlib.Path)
-    parser.add_argument("output", type=pathlib.Path)
-    parser.add_argument("--rounds", type=int, default=120)
-    parser.add_argument("--keep", type=int, default=3)
-    parser.add_argument("--devices", type=int, default=1)
-    options = parser.parse_args()
-    jax.config.update("jax_num_cpu_devices", options.devices)
-    mark_phases(options.directory.with_suffix(".mark"))
-    strategy = "scan" if options.devices == 1 else "sharded"
-    result = play(options.directory, options.rounds, strategy, options.keep)
-    partial = options.output.with_suffix(".partial.npz")
+def run(directory, output, rounds=60, keep=3, devices=1, steps=300, x64=False):
+    """Plays it, and writes the result when it is done."""
+    jax.config.update("jax_num_cpu_devices", devices)
+    jax.config.update("jax_enable_x64", x64)
+    mark_phases(directory.with_suffix(".mark"))
+    result = play(directory, rounds, "scan" if devices == 1 else "sharded", keep, steps)
+    partial = output.with_suffix(".partial.npz")
     np.savez(partial, **arrays(result))
-    os.replace(partial, options.output)
-
-
-if __name__ == "__main__":
-    main()
+    os.replace(partial, output)

@@ -4,7 +4,6 @@ The scripts in benchmarks/faults do the same many times.
 """
 
 import importlib
-import os
 import pathlib
 import random
 import sys
@@ -27,11 +26,10 @@ def scripts():
 @pytest.mark.slow
 def test_a_run_that_is_killed_twice_ends_to_the_bit_as_one_that_is_not(scripts, tmp_path):
     kill = scripts["kill"]
-    reference = kill.uninterrupted(tmp_path / "whole", rounds=15)
-    generator = random.Random(0)
-    hits = kill.play_and_kill(tmp_path / "killed", 2, 15, 0.5, generator, reference)
-    assert hits and len(reference.states) == 5
-    assert os.listdir(tmp_path / "killed")
+    reference = kill.uninterrupted(tmp_path / "whole", rounds=15, steps=20)
+    assert len(reference.states) == 5
+    hits = kill.play_and_kill(tmp_path / "killed", 2, 15, random.Random(0), reference, steps=20)
+    assert hits
 
 
 @pytest.mark.parametrize("kind", ["checkpoints", "clients", "runs"])

@@ -208,7 +208,15 @@ def test_a_signal_in_the_last_chunk_is_not_lost(tmp_path):
                  evaluate_every=5)  # fmt: skip
 
 
-def test_a_second_signal_does_what_it_did_before(tmp_path):
+@pytest.fixture
+def usual_interrupt():
+    """The handler of SIGINT that Python has by itself; without a terminal it may be ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_signal_does_what_it_did_before(tmp_path, usual_interrupt):
     with fo.Checkpoints(tmp_path) as checkpoints:
         with pytest.raises(KeyboardInterrupt) as caught:
             simulate(10, FEDAVG, checkpoints=checkpoints, evaluate_every=5,
