@@ -1,6 +1,6 @@
 """Runs with client states on disk, killed at random moments, end as if nothing had happened.
 
-    python benchmarks/population/kill.py --output benchmarks/results/client_state_kills.json
+    python benchmarks/population/kill.py --output client_state_kills.json
 
 One process trains SCAFFOLD for 120 rounds in chunks of 2, with checkpoints and a `ClientStore`, and is
 left alone. Then the same run is begun in a new folder, and its process killed (SIGKILL) at a random

@@ -335,7 +335,7 @@ def test_states_of_every_type_are_kept_bit_for_bit(tmp_path):
     store.open(algorithm, START)
     problems.assert_identical(store.rows([5])[5], leaves)
     store.write(
-        1, np.array([2]), store.row_format.pack(jax.tree.map(lambda x: x[None] * x, leaves))
+        1, np.array([2]), store.row_format.pack(jax.tree.map(lambda x: (x * x)[None], leaves))
     )
     assert float(store.rows([2])[2]["count"]) == 49
 
