@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         # The library names the argument, its value and what is allowed: that is all a user needs.
         print(f"fedjax-opt: {error}", file=sys.stderr)
+        together.leave(2)
         return 2
     except KeyboardInterrupt:
         print("\nfedjax-opt: interrupted", file=sys.stderr, flush=True)
