@@ -36,6 +36,7 @@ ALLOWED = 1e-10
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", nargs="+", help="only these algorithms")
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
     parser.add_argument("--output", type=pathlib.Path)
     parser.add_argument(
         "--directory",
@@ -52,16 +53,16 @@ def main():
     with tempfile.TemporaryDirectory() as home:
         home = options.directory or pathlib.Path(home)
         home.mkdir(exist_ok=True)
-        for name, (processes, devices, sharing) in LAYOUTS.items():
+        for name in options.layouts:
+            processes, devices, sharing = LAYOUTS[name]
             began = time.perf_counter()
             file = home / f"{name}.npz"
             start(processes, devices, sharing, file, options.rows)
             found[name] = dict(np.load(file))
             print(f"{name}: {time.perf_counter() - began:.1f} s", flush=True)
     differences = compare(found)
-    print(
-        f"| algorithm | {' | '.join(list(LAYOUTS)[1:])} |\n| --- |{' --- |' * (len(LAYOUTS) - 1)}"
-    )
+    others = options.layouts[1:]
+    print(f"| algorithm | {' | '.join(others)} |\n| --- |{' --- |' * len(others)}")
     for row, by_layout in differences.items():
         print(f"| {row} | {' | '.join(f'{x:.1e}' for x in by_layout.values())} |")
     largest = max(x for by_layout in differences.values() for x in by_layout.values())
