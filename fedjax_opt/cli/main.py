@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The library names the argument, its value and what is allowed, or what is to be installed:
         # that is all a user needs.
         print(f"fedjax-opt: {error}", file=sys.stderr)
+        together.leave(2)
         return 2
     except KeyboardInterrupt:
         print("\nfedjax-opt: interrupted", file=sys.stderr, flush=True)

@@ -106,6 +106,20 @@ def initialize(
     return process
 
 
+def is_joined() -> bool:
+    """Whether this process is one of several that run together.
+
+    Returns:
+      A bool, without starting JAX where nothing was joined.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> fo.distributed.is_joined()
+      False
+    """
+    return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
 def is_first() -> bool:
     """Whether this process shows progress and writes files: process 0, or the only one.
 
@@ -117,7 +131,7 @@ def is_first() -> bool:
       >>> fo.distributed.is_first()
       True
     """
-    return not jax.distributed.is_initialized() or jax.process_index() == 0
+    return not is_joined() or jax.process_index() == 0
 
 
 def from_first(value: Any) -> Any:
@@ -137,7 +151,7 @@ def from_first(value: Any) -> Any:
       >>> fo.distributed.from_first({"stop": True})
       {'stop': True}
     """
-    if not jax.distributed.is_initialized() or jax.process_count() == 1:
+    if not is_joined():
         return value
     from jax.experimental import multihost_utils
 
