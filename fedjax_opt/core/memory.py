@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt.core import checks, strategies
-from fedjax_opt.core.messages import array_bytes
 from fedjax_opt.core.preparation import Fixed, Traced
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.core.streaming import on_host
@@ -134,7 +133,7 @@ def _what_fits(fixed: Fixed, size: int, fits: Callable[[Fixed, int], bool]) -> s
             return f"strategy={made} is the largest that fits."
     fixed = fixed._replace(strategy=smaller[-1]) if smaller else fixed
     low, high = 0, size
-    while high - low > max(1, size // 32):
+    while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(fixed, middle) else (low, middle)
     if low == 0:
@@ -142,11 +141,21 @@ def _what_fits(fixed: Fixed, size: int, fits: Callable[[Fixed, int], bool]) -> s
     return f'A cohort of {low} clients is the largest that fits, with strategy="{fixed.strategy.name}".'
 
 
-def _arrays(traced: Traced, state: Any, fixed: Fixed, chunk: int, copies: int) -> Memory:
-    data, kept = _abstract(traced, state, chunk)
-    kept = kept._replace(key=())
+def _arrays(traced: Traced, state: FederatedState, fixed: Fixed, chunk: int, copies: int) -> Memory:
+    data, rows = traced.data, _rows_at_once(traced, chunk)
+    held = sum(x.nbytes // max(x.shape[0], 1) * rows for x in jax.tree.leaves(data.examples))
+    kept = sum(x.nbytes for x in jax.tree.leaves(state._replace(key=())))
     devices = _devices(fixed)
-    return Memory(array_bytes(data.data) * devices, array_bytes(kept) * copies * devices)
+    return Memory(held * devices, kept * copies * devices)
+
+
+def _rows_at_once(traced: Traced, chunk: int) -> int:
+    """How many examples are on the device; of data on the host, at most those of one chunk's cohorts."""
+    if not on_host(traced.data):
+        return jax.tree.leaves(traced.data.examples)[0].shape[0]
+    sizes = np.asarray(traced.data.sizes)
+    most = min(chunk * traced.sampler.size + 1, len(sizes))
+    return int(np.partition(sizes, -most)[-most:].sum(dtype=np.int64))
 
 
 def _devices(fixed: Fixed) -> int:
@@ -156,19 +165,11 @@ def _devices(fixed: Fixed) -> int:
 
 
 def _abstract(traced: Traced, state: FederatedState, chunk: int) -> tuple[Traced, FederatedState]:
-    """Shapes of a run as its program sees it; of data on the host, those of one chunk's cohorts."""
-    data = traced.data
+    """Shapes of a run as its program sees it."""
+    data, rows = traced.data, _rows_at_once(traced, chunk)
     shapes = jax.tree.map(_shape, (traced._replace(data=None), state))
-    rows = None
-    if on_host(data):
-        sizes = np.asarray(data.sizes)
-        most = min(chunk * traced.sampler.size + 1, len(sizes))
-        rows = int(np.partition(sizes, -most)[-most:].sum(dtype=np.int64))
     examples = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(
-            (x.shape[0] if rows is None else rows, *x.shape[1:]), x.dtype
-        ),
-        data.examples,
+        lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), data.examples
     )
     around = jax.tree.map(_shape, dataclasses.replace(data, examples=()))
     return shapes[0]._replace(data=dataclasses.replace(around, examples=examples)), shapes[1]
