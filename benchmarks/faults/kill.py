@@ -11,6 +11,7 @@ import argparse
 import collections
 import json
 import multiprocessing
+import os
 import pathlib
 import random
 import tempfile
@@ -26,6 +27,9 @@ from fedjax_opt.core.checkpoint_files import numbers, verify
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["worker"])
+# The process that the others are forked from looks for modules nowhere else.
+HERE = pathlib.Path(__file__).resolve().parent
+os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parents[1])])
 KILLS_OF_A_RUN = 5
 PHASES = {b"r": "playing rounds", b"b": "between rounds"}
 
@@ -145,7 +149,7 @@ def uninterrupted(directory, rounds, **options):
 
 
 def run(kills, rounds, seed=0):
-    """All of it: the uninterrupted run, and killed ones until there were enough kills."""
+    """The uninterrupted run, and killed ones until there were enough kills; a summary after each."""
     generator, hits, runs = random.Random(seed), [], 0
     with tempfile.TemporaryDirectory() as home:
         reference = uninterrupted(pathlib.Path(home) / "whole", rounds)
@@ -154,12 +158,17 @@ def run(kills, rounds, seed=0):
             directory = pathlib.Path(home) / f"run{runs}"
             hits += play_and_kill(directory, wanted, rounds, generator, reference)
             runs += 1
+            yield summary(hits, runs, rounds, reference.seconds)
+
+
+def summary(hits, runs, rounds, seconds):
+    """What is known when all of these runs have ended well."""
     counts = collections.Counter(hit["hit"] for hit in hits)
     return {
         "kills": len(hits),
         "runs_identical_to_the_bit": runs,
         "rounds": rounds,
-        "seconds_of_a_run": reference.seconds,
+        "seconds_of_a_run": seconds,
         "checkpoints_verified_after_kills": sum(hit["verified"] for hit in hits),
         "hits": dict(counts.most_common()),
         "newest_rounds": [hit["newest"] for hit in hits],
@@ -174,10 +183,10 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=pathlib.Path)
     options = parser.parse_args()
-    found = run(options.kills, options.rounds, options.seed)
-    print(json.dumps(found, indent=1))
-    if options.output:
-        options.output.write_text(json.dumps(found, indent=1) + "\n")
+    for found in run(options.kills, options.rounds, options.seed):
+        print(json.dumps(found, indent=1), flush=True)
+        if options.output:
+            options.output.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

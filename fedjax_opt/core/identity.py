@@ -10,14 +10,14 @@ import functools
 import hashlib
 import inspect
 import types
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import default_registry
 
-_PLAIN = (bool, int, float, complex, str, bytes)
+_PLAIN: tuple[Any, ...] = (bool, int, float, complex, str, bytes)
 # Arrays up to this size are written out, larger ones as a checksum.
 _SHOWN = 8
 _DIGITS = 16
@@ -143,7 +143,7 @@ def _walk_object(value: Any, path: str, into: Identity, go: Any) -> None:
     elif hasattr(value, "_fields") and not hasattr(value, "__dict__"):
         _walk_parts(go, path, value._asdict(), ".{}")
     elif type(value) in (tuple, list):
-        _walk_parts(go, path, dict(enumerate(value)))
+        _walk_parts(go, path, dict(enumerate(cast(Any, value))))
     elif (found := default_registry.flatten_one_level(value)) is not None:
         children, auxiliary = found
         _walk_parts(go, path, dict(enumerate(children)), ".{}")
