@@ -37,7 +37,6 @@ ALGORITHMS = {
     "scaffold, option 1": fo.scaffold(opt.sgd(0.02), 1),
     "feddyn": fo.feddyn(opt.sgd(0.02), 0.1),
     "feddc": fo.feddc(opt.sgd(0.02), 0.1),
-    "fedhbm": fo.fedhbm(opt.sgd(0.02), 0.5),
     "moon": fo.moon(opt.sgd(0.02), 0.05),
     "private scaffold": fo.private(SCAFFOLD, where="params/b"),
 }
