@@ -190,7 +190,8 @@ def _probe(about, algorithm, model, parts, leaves, key):
 
 def _load(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here: of a damaged file, NumPy would leave it open.
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             about = json.loads(str(file["about"]))
             arrays = {name: file[name] for name in file.files if name != "about"}
     except FileNotFoundError:
