@@ -26,7 +26,7 @@ def excluded(infos: Info) -> dict[str, np.ndarray]:
             LOGGER.warning(
                 "Round %d: skipped, with %d clients left; the model is unchanged.", t, left
             )
-    count = np.sum(code > 0, axis=1, dtype=np.int32)
+    count = np.asarray(np.sum(code > 0, axis=1, dtype=np.int32))
     return {"asked": client, "fault": code, "excluded": count, "skipped": skipped}
 
 
