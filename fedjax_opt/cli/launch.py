@@ -46,6 +46,10 @@ def add_parser(commands: Any) -> None:
         help="GPUs of each process, the next G of this machine's (default: as JAX finds them)",
     )  # fmt: skip
     parser.add_argument(
+        "--timeout", type=float, metavar="SECONDS",
+        help="end all processes after so long, with status 124 (default: wait for them)",
+    )  # fmt: skip
+    parser.add_argument(
         "what", nargs=argparse.REMAINDER, metavar="-- COMMAND",
         help="a command of fedjax-opt, or a script that ends in .py, with its arguments",
     )  # fmt: skip
@@ -59,7 +63,10 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(
             "launch needs a command or a script to run: launch -n 2 -- run digits fedavg."
         )
-    return launch(command_of(words), options.processes, devices=options.devices, gpus=options.gpus)
+    return launch(
+        command_of(words), options.processes, devices=options.devices, gpus=options.gpus,
+        timeout=options.timeout,
+    )  # fmt: skip
 
 
 def command_of(words: Sequence[str]) -> list[str]:
@@ -75,6 +82,7 @@ def launch(
     *,
     devices: int | None = None,
     gpus: int = 0,
+    timeout: float | None = None,
     show: Callable[[str, bool], Any] | None = None,
 ) -> int:
     """Runs a command in several processes that form one run; ends all when one fails.
@@ -84,16 +92,19 @@ def launch(
       processes: how many.
       devices: the CPU devices of each; the cores divided by the processes by default.
       gpus: the GPUs of each; 0 leaves it to JAX.
+      timeout: after how many seconds all are ended; None to wait for them.
       show: (line, whether it is of standard error) -> shows it; by default on the own outputs.
 
     Returns:
       0 if all ended well; else the status of the first that did not, 128 + the signal's number for one
-      that a signal has ended.
+      that a signal has ended; 124 after the timeout.
     """
     checks.integer("processes", processes, low=1)
     devices = max(1, len(os.sched_getaffinity(0)) // processes) if devices is None else devices
     checks.integer("devices", devices, low=1)
     checks.integer("gpus", gpus, low=0)
+    if timeout is not None:
+        checks.number("timeout", timeout, low=0.0, open_low=True)
     show = show or _show
     address = f"127.0.0.1:{_free_port()}"
     ended: queue.Queue[tuple[int, int]] = queue.Queue()
@@ -109,7 +120,7 @@ def launch(
             for pipe, is_error in ((process.stdout, False), (process.stderr, True)):
                 readers.append(_in_background(_forward, pipe, f"[{index}] ", is_error, show))
             _in_background(lambda p=process, i=index: ended.put((i, p.wait())))
-        return _watch(started, ended, show)
+        return _watch(started, ended, timeout, show)
     except KeyboardInterrupt:
         for process in started:
             with contextlib.suppress(ProcessLookupError):
@@ -121,9 +132,17 @@ def launch(
             reader.join(timeout=_GRACE)
 
 
-def _watch(started: list[Any], ended: "queue.Queue[tuple[int, int]]", show: Any) -> int:
+def _watch(started: list[Any], ended: queue.Queue, timeout: float | None, show: Any) -> int:
+    latest = None if timeout is None else time.monotonic() + timeout
     for left in range(len(started) - 1, -1, -1):
-        index, status = ended.get()
+        try:
+            index, status = ended.get(timeout=latest and max(0.0, latest - time.monotonic()))
+        except queue.Empty:
+            show(
+                f"fedjax-opt: {left + 1} processes still run after {timeout:g} s, and are ended.",
+                True,
+            )
+            return 124
         if status != 0:
             how = f"failed with status {status}"
             if status < 0:

@@ -72,9 +72,13 @@ class Keeper:
 
     def resume(self, state: FederatedState, log: Log) -> FederatedState:
         """The newest checkpoint's state, its history put into the log; or the state as it is."""
-        if self._checkpoints is None or self._checkpoints.latest_round is None:
+        if self._checkpoints is None:
             return state
-        state, history = self._checkpoints.restore(state, identity=self._identity)
+        # The first process writes them, and is the one to know which are whole by now.
+        newest = distributed.from_first(self._checkpoints.latest_round)
+        if newest is None:
+            return state
+        state, history = self._checkpoints.restore(state, identity=self._identity, round=newest)
         log.resume(history)
         return state
 

@@ -57,6 +57,14 @@ def test_the_others_end_when_one_fails(fails, status, how):
     assert time.monotonic() - began < 30
 
 
+def test_nobody_is_waited_for_after_the_timeout():
+    began = time.monotonic()
+    status, shown = started("time.sleep(60 * me)", timeout=2)
+    assert status == 124
+    assert ("fedjax-opt: 1 processes still run after 2 s, and are ended.", True) in shown
+    assert time.monotonic() - began < 30
+
+
 def test_who_does_not_listen_is_ended(monkeypatch):
     monkeypatch.setattr(launching, "_GRACE", 0.5)
     code = (

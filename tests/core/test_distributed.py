@@ -23,7 +23,9 @@ def test_two_processes_give_the_numbers_of_one(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     said = []
     command = [sys.executable, "-m", "tests.core.joined_run", str(tmp_path)]
-    status = launch(command, 2, devices=2, show=lambda line, is_error: said.append(line))
+    status = launch(
+        command, 2, devices=2, timeout=240, show=lambda line, is_error: said.append(line)
+    )
     assert status == 0, "\n".join(said)
     assert sorted(line for line in said if "done" in line) == [
         f"[{i}] process {i} is done" for i in range(2)
