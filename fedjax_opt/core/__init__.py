@@ -44,11 +44,11 @@ from fedjax_opt.core.model import Objective as Objective
 from fedjax_opt.core.model import Variables as Variables
 from fedjax_opt.core.replaying import Replay as Replay
 from fedjax_opt.core.replaying import replay as replay
+from fedjax_opt.core.result import NonFiniteLossError as NonFiniteLossError
+from fedjax_opt.core.result import Result as Result
 from fedjax_opt.core.rollback import Rollback as Rollback
 from fedjax_opt.core.run import Run as Run
 from fedjax_opt.core.run import run_rounds as run_rounds
-from fedjax_opt.core.simulate import NonFiniteLossError as NonFiniteLossError
-from fedjax_opt.core.simulate import Result as Result
 from fedjax_opt.core.simulate import simulate as simulate
 from fedjax_opt.core.state import FederatedState as FederatedState
 from fedjax_opt.core.state import init_state as init_state

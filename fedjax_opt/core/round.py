@@ -1,11 +1,10 @@
 """One federated round as one program: the only round there is; an algorithm says what differs."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_opt.core import (
     aggregate,
@@ -13,6 +12,7 @@ from fedjax_opt.core import (
     client_rows,
     diagnostics,
     local,
+    members,
     meshes,
     strategies,
     trees,
@@ -29,22 +29,13 @@ from fedjax_opt.core.evaluate import mean_over_rows
 from fedjax_opt.core.feeding import Feeding, probe_data
 from fedjax_opt.core.guard import Faults, Guard
 from fedjax_opt.core.info import Info
+from fedjax_opt.core.members import Member
 from fedjax_opt.core.model import Model
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.core.strategies import Strategy
 
 # Client ids are below it, so this one never names a client's stream of random numbers.
 _SERVER = 2**31 - 2
-
-
-class _Client(NamedTuple):
-    id: jax.Array
-    feed: Any
-    num_steps: jax.Array
-    weight: jax.Array
-    own_report: Any
-    test_rows: Any
-    fault: Any = ()
 
 
 def federated_round(
@@ -89,15 +80,15 @@ def federated_round(
     if client_test is not None:
         test_rows = jnp.asarray(client_test.offsets)[cohort], jnp.asarray(client_test.sizes)[cohort]
         test_examples = client_test.examples
-    clients = _Client(cohort, feeding.feed, num_steps, weights, (), test_rows, fault)
-    clients = _pad(strategy, clients)
+    clients = Member(cohort, feeding.feed, num_steps, weights, (), test_rows, fault)
+    clients = members.pad(strategy, clients)
     padded = clients.id.shape[0] > size
     dealt, parts = None, balance.num_parts(strategy)
     if balance.is_dealt(strategy, size, unequal):
         dealt = balance.deal(clients.num_steps, parts)
         clients = jax.tree.map(lambda x: x[dealt], clients)
-    absent = _is_absent if padded and parts > 1 else None
-    participation = _participation(clients, state)
+    absent = members.is_absent if padded and parts > 1 else None
+    participation = members.participation(clients, state.num_clients)
     shared = (
         algorithm,
         message,
@@ -122,14 +113,14 @@ def federated_round(
             assert algorithm.probe is not None  # as above: this is the same algorithm, traced
             own = algorithm.probe(message, _state_of(client, states), data)
             fault = guards.of_report(shared[-1], _sent(own))
-            return _summed(algorithm, _sent(own), _unless(fault, client)), (own, fault)
+            return _summed(algorithm, _sent(own), members.unless(fault, client)), (own, fault)
 
         found = strategies.map_reduce(strategy, probe, shared, clients, absent)
         report, (own_reports, faulty) = found
         clients, left = guards.exclude(clients, faulty)
         report = _mean(algorithm, report, _sent(own_reports), clients, left)
         clients = clients._replace(own_report=own_reports)
-        participation = _participation(clients, state)
+        participation = members.participation(clients, state.num_clients)
         shared = (*shared[:5], participation, *shared[6:])
 
     def train(shared_and_report, client):
@@ -170,9 +161,9 @@ def federated_round(
             "metrics": jax.tree.map(lambda x: x / steps.astype(x.dtype), tally.metric_sums),
         }
         fault = guards.of_work(guard, noted["loss"], upload, contribution, new_state)
-        client = _unless(fault, client)
+        client = members.unless(fault, client)
         means = {"noted": noted, "num_steps": steps, "watched": averaged}
-        means = aggregate.weighted(means, *_say(client))
+        means = aggregate.weighted(means, *members.say(client))
         stacked = () if aggregate.streams(algorithm.aggregate) else contribution
         own = (new_state, fault, noted["loss"], tally.bad_step, kept)
         return (_summed(algorithm, contribution, client), means), (own, stacked)
@@ -192,7 +183,7 @@ def federated_round(
     present = clients.num_steps > 0
     means = aggregate.finish_mean(means, jnp.sum(present, dtype=jnp.int32), left)
     mean = _mean(algorithm, summed, contributions, clients, left)
-    participation = _participation(clients, state)
+    participation = members.participation(clients, state.num_clients)
     server_key = jax.random.fold_in(round_key, _SERVER)
     facts = Facts(report, means["num_steps"], participation, state.round, server_key)
     server = algorithm.server_step(state.server, mean, facts)
@@ -240,19 +231,19 @@ def full_gradient(
     """The mean, by the weights, of the gradients of all clients on all of their data."""
     ones = jnp.ones(weights.shape, jnp.int32)
     ids = jnp.arange(weights.shape[0], dtype=jnp.int32)
-    clients = _Client(ids, feeding.feed, ones, weights / jnp.sum(weights), (), ())
-    clients = _pad(strategy, clients)
+    clients = Member(ids, feeding.feed, ones, weights / jnp.sum(weights), (), ())
+    clients = members.pad(strategy, clients)
 
     def probe(shared, client):
         variables, examples, key = shared
         data = probe_data(model, feeding, examples, client.feed, key)
-        return aggregate.weighted(data.full_gradient(variables), *_say(client)), ()
+        return aggregate.weighted(data.full_gradient(variables), *members.say(client)), ()
 
     shared = (variables, feeding.shared, key)
     return strategies.map_reduce(strategy, probe, shared, clients)[0]
 
 
-def _state_of(client: _Client, states: Any) -> Any:
+def _state_of(client: Member, states: Any) -> Any:
     """A client's own state, read where it is needed: nothing is gathered for the whole cohort.
 
     An absent slot may carry any id: it reads some client's state and writes to none.
@@ -266,35 +257,16 @@ def _own_metrics(model: Model, examples: Any, rows: Any, variables: Any) -> dict
     return {f"user_{name}": value for name, value in found.items()}
 
 
-def _say(client: _Client) -> tuple[jax.Array, jax.Array]:
-    """The weight of a client in each mean, and whether it has any."""
-    return client.weight, client.num_steps > 0
-
-
-def _unless(fault: Any, client: _Client) -> _Client:
-    """The client, or one that did not take part if it is at fault."""
-    if isinstance(fault, tuple):
-        return client
-    return client._replace(num_steps=jnp.where(fault > 0, 0, client.num_steps))
-
-
-def _is_absent(client: _Client) -> jax.Array:
-    return client.num_steps == 0
-
-
-def _participation(clients: _Client, state: FederatedState) -> jax.Array:
-    count, dtype = jnp.sum(clients.num_steps > 0, dtype=jnp.int32), jnp.result_type(float)
-    return count.astype(dtype) / state.num_clients.astype(dtype)
-
-
-def _summed(algorithm: Algorithm, upload: Any, client: _Client) -> Any:
+def _summed(algorithm: Algorithm, upload: Any, client: Member) -> Any:
     """What is summed over the clients: nothing where a rule wants to see all uploads at once."""
     return (
-        aggregate.weighted(upload, *_say(client)) if aggregate.streams(algorithm.aggregate) else ()
+        aggregate.weighted(upload, *members.say(client))
+        if aggregate.streams(algorithm.aggregate)
+        else ()
     )
 
 
-def _mean(algorithm: Algorithm, summed: Any, stacked: Any, clients: _Client, left: Any) -> Any:
+def _mean(algorithm: Algorithm, summed: Any, stacked: Any, clients: Member, left: Any) -> Any:
     present = clients.num_steps > 0
     if aggregate.streams(algorithm.aggregate):
         return aggregate.finish_mean(summed, jnp.sum(present, dtype=jnp.int32), left)
@@ -305,16 +277,3 @@ def _mean(algorithm: Algorithm, summed: Any, stacked: Any, clients: _Client, lef
 def _sent(report: Any) -> Any:
     """The part of a report that leaves its client."""
     return report.shared if isinstance(report, Kept) else report
-
-
-def _pad(strategy: Strategy, clients: _Client) -> _Client:
-    """Adds absent clients, so that the strategy divides the cohort evenly."""
-    size = clients.num_steps.shape[0]
-    padded_size = strategies.round_up(strategy, size)
-    if padded_size == size:
-        return clients
-    rows = np.minimum(np.arange(padded_size), size - 1)
-    padded = jax.tree.map(lambda x: x[rows], clients)
-    return padded._replace(
-        num_steps=padded.num_steps.at[size:].set(0), weight=padded.weight.at[size:].set(0)
-    )

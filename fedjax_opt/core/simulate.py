@@ -5,7 +5,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,10 @@ from fedjax_opt.core.guard import Guard
 from fedjax_opt.core.keeping import Keeper
 from fedjax_opt.core.log import Log
 from fedjax_opt.core.memory import check_memory
-from fedjax_opt.core.model import Model, Variables
+from fedjax_opt.core.model import Model
 from fedjax_opt.core.parted import Parted
 from fedjax_opt.core.preparation import Fixed, Traced, prepare
+from fedjax_opt.core.result import NonFiniteLossError, Result
 from fedjax_opt.core.rollback import Fallback, Rollback
 from fedjax_opt.core.run import one_round, seats, settle_strategy
 from fedjax_opt.core.state import FederatedState
@@ -34,40 +35,6 @@ from fedjax_opt.core.strategies import Strategy, place, resolve
 from fedjax_opt.core.streaming import Resident, Stream, on_host
 
 _DEFAULT_CHUNK = 10
-
-
-class Result(NamedTuple):
-    """What a simulated run gave.
-
-    Attributes:
-      state: the final state; pass it to another run to go on.
-      history: arrays with one row per round: `round`, `loss`, `first_loss`, `update_norm`, `cohort`,
-        `client_loss`, `num_steps`, the model's metrics as `train_<name>`, diagnostics by name, and
-        with a guard `fault` and `asked` `[rounds, S]`, `excluded` and `skipped`.
-      evaluations: arrays with one row per evaluation: `round`, `seconds`, and the test set's metrics
-        by name; with a `client_test`, also `client_<name>` `[evaluations, N]`.
-      seconds: wall-clock seconds, compilation included.
-      stopped: why the run ended.
-    """
-
-    state: FederatedState
-    history: dict[str, np.ndarray]
-    evaluations: dict[str, np.ndarray]
-    seconds: float
-    stopped: str
-
-    @property
-    def variables(self) -> Variables:
-        """The final global model."""
-        return self.state.variables
-
-
-class NonFiniteLossError(FloatingPointError):
-    """A loss or an update became NaN or infinite. `result` holds the run up to the last good round."""
-
-    def __init__(self, message: str, result: Result):
-        super().__init__(message)
-        self.result = result
 
 
 def simulate(
