@@ -170,7 +170,7 @@ def exclude(clients: Any, found: Any) -> tuple[Any, Any]:
     """The clients of a round without those at fault.
 
     Args:
-      clients: a `_Client` of the round, `[S, ...]`, with `weight`, `num_steps` and `fault`.
+      clients: a `Member` of the round, `[S, ...]`, with `weight`, `num_steps` and `fault`.
       found: the faults of its present clients `[S]`; `()` without a guard.
 
     Returns:
