@@ -141,3 +141,13 @@ def _stack(rows: list[dict[str, np.ndarray]], join: Any) -> dict[str, np.ndarray
     if not rows:
         return {}
     return {name: join([row[name] for row in rows]) for name in rows[0]}
+
+
+def in_short(history: dict[str, np.ndarray], evaluation: dict[str, float]) -> dict[str, str]:
+    """What a progress bar has room for."""
+    shown = {"loss": history["loss"][-1]} | {
+        name.removeprefix("mean_"): value
+        for name, value in evaluation.items()
+        if name in ("accuracy", "mean_client_accuracy")
+    }
+    return {name: f"{value:.4f}" for name, value in shown.items()}

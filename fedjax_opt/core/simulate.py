@@ -22,7 +22,7 @@ from fedjax_opt.core.controller import Controller, first_algorithm
 from fedjax_opt.core.debugging import Debugger
 from fedjax_opt.core.guard import Guard
 from fedjax_opt.core.keeping import Keeper
-from fedjax_opt.core.log import Log
+from fedjax_opt.core.log import Log, in_short
 from fedjax_opt.core.memory import check_memory
 from fedjax_opt.core.model import Model
 from fedjax_opt.core.parted import Parted
@@ -213,7 +213,7 @@ def simulate(
                 first, model, current, test, client_test, started, clients.evaluate
             )
             history = log.history()
-            bar.set_postfix(_postfix(history, evaluation))
+            bar.set_postfix(in_short(history, evaluation))
             if checkpoints is not None:
                 clients.flush()  # never behind a checkpoint: what is ahead can be taken back
             keeper.save(current, log, evaluation)
@@ -291,12 +291,3 @@ def _compiled(chunk: int, traced: Traced, state: FederatedState, fixed: Fixed) -
     """The program of a chunk of rounds, for shapes."""
     count = jax.ShapeDtypeStruct((), jnp.int32)
     return _play.lower(traced, state, count, fixed, chunk).compile()
-
-
-def _postfix(history: dict[str, np.ndarray], evaluation: dict[str, float]) -> dict[str, str]:
-    shown = {"loss": history["loss"][-1]} | {
-        name.removeprefix("mean_"): value
-        for name, value in evaluation.items()
-        if name in ("accuracy", "mean_client_accuracy")
-    }
-    return {name: f"{value:.4f}" for name, value in shown.items()}
