@@ -143,8 +143,9 @@ def _what_fits(fixed: Fixed, size: int, fits: Callable[[Fixed, int], bool]) -> s
 
 def _arrays(traced: Traced, state: FederatedState, fixed: Fixed, chunk: int, copies: int) -> Memory:
     data, rows = traced.data, _rows_at_once(traced, chunk)
-    held = sum(x.nbytes // max(x.shape[0], 1) * rows for x in jax.tree.leaves(data.examples))
-    kept = sum(x.nbytes for x in jax.tree.leaves(state._replace(key=())))
+    leaves = jax.tree.leaves(data.examples)
+    held = sum(array_bytes(x) // max(x.shape[0], 1) * rows for x in leaves)
+    kept = array_bytes(state._replace(key=()))
     devices = _devices(fixed)
     return Memory(held * devices, kept * copies * devices)
 

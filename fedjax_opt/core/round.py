@@ -179,6 +179,7 @@ def federated_round(
         return jax.tree.map(lambda x: x[:size], tree)
 
     client_loss, bad_step, kept = in_order(noted)
+    bad_step = jnp.where(num_steps > 0, bad_step, -1)  # also where nothing was computed
     clients, left = guards.exclude(clients, found)
     present = clients.num_steps > 0
     means = aggregate.finish_mean(means, jnp.sum(present, dtype=jnp.int32), left)
