@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt.core import checks, strategies
+from fedjax_opt.core.messages import array_bytes
 from fedjax_opt.core.preparation import Fixed, Traced
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.core.streaming import on_host
