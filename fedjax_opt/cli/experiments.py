@@ -27,6 +27,7 @@ from fedjax_opt.cli import dry_run
 from fedjax_opt.cli.experiment_options import add_options, command_line, read_experiment
 from fedjax_opt.cli.interrupts import remembered
 from fedjax_opt.cli.tables import duration, print_table
+from fedjax_opt.cli.together import open_directory
 from fedjax_opt.experiments import playing, summary
 from fedjax_opt.experiments.config import Experiment, to_toml
 from fedjax_opt.experiments.pricing import COLUMNS
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     output = options.output or _new_directory(options.command, experiment)
     try:
-        with RunDirectory(output, to_toml(experiment), experiment.seeds) as directory:
+        with open_directory(output, to_toml(experiment), experiment.seeds) as directory:
             play(experiment, task, setup, directory)
     except KeyboardInterrupt:
         print(
@@ -79,7 +80,8 @@ def run(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         raise
-    _report(options.command, experiment, output)
+    if fo.distributed.is_first():
+        _report(options.command, experiment, output)
     return 0
 
 
@@ -104,7 +106,8 @@ def _new_directory(command: str, experiment: Experiment) -> pathlib.Path:
 def play(experiment: Experiment, task: Any, setup: Any, directory: RunDirectory) -> None:
     """Plays what is missing, and shows how far it is."""
     total = setup.rounds * sum(len(program.trials) for program in setup.programs)
-    bar = tqdm(total=total, unit="round", desc=experiment.task.name)
+    quiet = not fo.distributed.is_first()
+    bar = tqdm(total=total, unit="round", desc=experiment.task.name, disable=quiet)
 
     def show(progress: Progress) -> None:
         bar.update(finished + progress.done - bar.n)

@@ -7,7 +7,17 @@ import sys
 from collections.abc import Sequence
 
 import fedjax_opt as fo
-from fedjax_opt.cli import data, demo, experiments, listing, plan, report, reproduce
+from fedjax_opt.cli import (
+    data,
+    demo,
+    experiments,
+    launch,
+    listing,
+    plan,
+    report,
+    reproduce,
+    together,
+)
 from fedjax_opt.experiments.specs import unknown
 
 
@@ -15,7 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status."""
     try:
         options = _parse(sys.argv[1:] if arguments is None else list(arguments))
-        fo.use_cpu_devices()
+        if getattr(options, "joins", True):
+            fo.use_cpu_devices()
+            together.join(options.chosen)
         status = options.run(options)
         sys.stdout.flush()
         return status
@@ -27,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The library names the argument, its value and what is allowed, or what is to be installed:
         # that is all a user needs.
         print(f"fedjax-opt: {error}", file=sys.stderr)
+        together.leave(2)
         return 2
     except KeyboardInterrupt:
         print("\nfedjax-opt: interrupted", file=sys.stderr, flush=True)
@@ -43,7 +56,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(
         title="commands", required=True, metavar="COMMAND", dest="chosen"
     )
-    for command in (demo, experiments, reproduce, report, listing, plan, data):
+    for command in (demo, experiments, reproduce, report, listing, plan, data, launch):
         command.add_parser(commands)
     if arguments and arguments[0][:1] != "-" and arguments[0] not in commands.choices:
         raise unknown("command", arguments[0], commands.choices, "`fedjax-opt --help` shows all.")

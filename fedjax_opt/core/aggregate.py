@@ -30,12 +30,15 @@ def weighted(tree: Any, weight: jax.Array, present: jax.Array) -> Any:
     return jax.tree.map(term, tree, is_leaf=_is_uniform)
 
 
-def finish_mean(tree: Any, count: jax.Array) -> Any:
-    """Turns uniform sums into means, and takes the marker off."""
+def finish_mean(tree: Any, count: jax.Array, left: Any = None) -> Any:
+    """Turns uniform sums into means, and takes the marker off.
+
+    The other sums are means already, unless the weights of those who were counted sum to `left`.
+    """
 
     def finish(node):
         if not _is_uniform(node):
-            return node
+            return node if left is None else node / left.astype(node.dtype)
         divide = lambda leaf: leaf / jnp.maximum(count, 1).astype(leaf.dtype)  # noqa: E731
         return jax.tree.map(divide, node.value)
 

@@ -43,6 +43,7 @@ class Context(NamedTuple):
       participation: C = |S| / N, the fraction of all clients that the cohort is.
       round: t, counted from 0.
       key: this client's own in this round, for what an algorithm draws (a codec's rounding).
+      id: this client's number, for what is done to some clients alone (an attack).
     """
 
     message: Any
@@ -54,6 +55,7 @@ class Context(NamedTuple):
     participation: jax.Array
     round: jax.Array
     key: Any = None
+    id: Any = None
 
 
 class Facts(NamedTuple):

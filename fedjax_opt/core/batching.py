@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_opt.core.feeding import Feeding
+from fedjax_opt.core.meshes import PerDevice
+from fedjax_opt.core.parted import located
 from fedjax_opt.core.permutation import permuted
 
 BATCHINGS = ("shuffled", "replacement")
@@ -40,6 +42,15 @@ def feeding_from_data(
         over them is then a loop of known length, which can be differentiated.
     """
     draw = _shuffled if batching == "shuffled" else _with_replacement
+    if isinstance(data.examples, PerDevice):
+        own = PerDevice((data.examples.tree, data.offsets.tree))
+        return Feeding(
+            draw=located(draw, batch_size, full),
+            full=located(_all_rows, batch_size, num_chunks),
+            extra=located(_extra, partial(draw, batch_size, full)),
+            shared=own,
+            feed=(cohort, jnp.asarray(data.sizes)[cohort]),
+        )
     sizes, offsets = jnp.asarray(data.sizes), jnp.asarray(data.offsets)
     return Feeding(
         draw=partial(draw, batch_size, full),

@@ -1,24 +1,50 @@
-"""Checkpoints of a run, by orbax: written whole or not at all, and refused if they do not fit."""
+"""Checkpoints of a run, by orbax: whole or not at all, verified when read, refused if they do not fit.
+
+A checkpoint is a folder named by the number of rounds done:
+
+    state/, history/   arrays, as orbax writes them
+    about.json         what run it is of, its hyperparameters and metrics, versions, machine
+    manifest.json      the size and the SHA-256 of every other file; written last
+
+Everything that a run needs to go on is there: the server, the clients, what controllers remember, the
+key and the round. The position in the data follows from the last two, as cohorts and minibatches do.
+"""
 
 import json
 import pathlib
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
-import numpy as np
 
-from fedjax_opt.core import checks
+from fedjax_opt.core import checkpoint_files as files
+from fedjax_opt.core import checkpoint_trees as trees
+from fedjax_opt.core import checks, provenance
+from fedjax_opt.core.retention import Retention
 from fedjax_opt.core.state import FederatedState
 
-_FORMAT = 1
+_ABOUT = "about.json"
 
 
 class Checkpoints:
     """A directory of checkpoints of one run.
 
+    They are written in the background, from a copy of the state: a run is held up only while the state
+    is copied to the host, or if the last checkpoint is still being written when the next one is due.
+
     Args:
       directory: where they are kept; made if missing.
       keep: how many of the newest stay.
+      keep_every: those whose round is a multiple of it stay as well, however old; None for none.
+      best_metric: the name of an evaluated metric: the checkpoint that is best by it stays as well.
+      maximise: whether larger is better in that metric.
+      allow: what a run may differ in from the checkpoint that it resumes from: any of
+        'hyperparameters' (all numbers of the run), 'code' (what functions of the same names do), 'data'
+        and 'versions'. What differs is then told in a warning, and otherwise refused. Another model,
+        algorithm, population or seed is always refused.
+      asynchronous: whether to write in the background.
 
     Example:
       >>> import tempfile
@@ -27,112 +53,204 @@ class Checkpoints:
       >>> algorithm = fo.fedavg(fo.optimizers.sgd(0.1))
       >>> state = fo.init_state(algorithm, {"w": jnp.ones(3)}, num_clients=5)
       >>> with tempfile.TemporaryDirectory() as directory:
-      ...     checkpoints = fo.Checkpoints(directory)
-      ...     checkpoints.save(state, history={})
-      ...     restored, history = checkpoints.restore(state)
+      ...     with fo.Checkpoints(directory, keep=2, keep_every=100) as checkpoints:
+      ...         checkpoints.save(state, history={})
+      ...         restored, history = checkpoints.restore(state)
       >>> int(restored.round)
       0
     """
 
-    def __init__(self, directory: str | pathlib.Path, keep: int = 3):
-        checks.integer("keep", keep, low=1)
-        try:
-            import orbax.checkpoint as ocp
-        except ImportError as error:
-            raise ImportError(
-                "Checkpoints need orbax: pip install 'fedjax_opt[checkpoint]'."
-            ) from error
-        self._ocp = ocp
+    def __init__(
+        self,
+        directory: str | pathlib.Path,
+        keep: int = 3,
+        *,
+        keep_every: int | None = None,
+        best_metric: str | None = None,
+        maximise: bool = False,
+        allow: Sequence[str] = (),
+        asynchronous: bool = True,
+    ):
+        self._retention = Retention(keep, keep_every, best_metric, maximise)
+        for name in (allow,) if isinstance(allow, str) else allow:
+            checks.choice("allow", name, provenance.CHANGES)
+        self._allow = (allow,) if isinstance(allow, str) else tuple(allow)
+        self._arrays = trees.Arrays()
         self.directory = pathlib.Path(directory).absolute()
-        self._manager = ocp.CheckpointManager(
-            self.directory,
-            options=ocp.CheckpointManagerOptions(
-                max_to_keep=keep, create=True, enable_async_checkpointing=False
-            ),
-        )
+        self._lock: files.Lock | None = None
+        self._writer = ThreadPoolExecutor(1, "fedjax_opt checkpoints") if asynchronous else None
+        self._pending: tuple[int, Future] | None = None
+
+    @property
+    def rounds(self) -> list[int]:
+        """The rounds of which there are checkpoints, in order."""
+        self.wait()
+        return files.numbers(self.directory)
 
     @property
     def latest_round(self) -> int | None:
         """The number of rounds done in the newest checkpoint; None if there is none."""
-        return self._manager.latest_step()
+        return max(self.rounds, default=None)
 
-    def save(self, state: FederatedState, history: dict[str, Any]) -> None:
-        """Writes a checkpoint for the state's round, unless it is there already."""
-        if self.latest_round == int(state.round):
-            return
-        plain = _plain(state)
-        self._manager.save(
-            int(state.round),
-            args=self._ocp.args.Composite(
-                state=self._ocp.args.StandardSave(plain),
-                history=self._ocp.args.StandardSave({"format": np.array(_FORMAT), **history}),
-                about=self._ocp.args.JsonSave(
-                    {"format": _FORMAT, "leaves": _describe(plain, state)}
-                ),
-            ),
-        )
+    @property
+    def best_round(self) -> int | None:
+        """The round of the checkpoint that is best by `best_metric`; None if there is none."""
+        return self._retention.best(self._metrics())
 
-    def restore(self, state: FederatedState) -> tuple[FederatedState, dict[str, Any]]:
-        """The newest checkpoint's state and history.
+    def save(
+        self,
+        state: FederatedState,
+        history: Mapping[str, Any],
+        *,
+        identity: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Writes a checkpoint for the state's round, unless it is there already.
+
+        The state is copied before it returns; its buffers may be given up at once.
 
         Args:
-          state: a state of the run that is to be continued; it says what must be in the checkpoint.
+          state: the state.
+          history: what else is to be kept, a mapping of names to arrays or further mappings.
+          identity: what makes this run the one that it is, texts by path by part; `simulate` describes
+            its own. A run that is resumed with another one is refused.
+          metrics: the newest evaluation, scalars by name; needed for `best_metric`.
+
+        Raises:
+          OSError: if this checkpoint, or the one before, could not be written.
+        """
+        metrics = {} if metrics is None else {name: float(x) for name, x in metrics.items()}
+        self._retention.check(metrics)
+        round_number = int(state.round)
+        if round_number in self.rounds or jax.process_index() != 0:
+            return
+        self._lock = self._lock or files.Lock(self.directory)
+        plain = trees.copied(trees.plain(state))
+        about = provenance.circumstances() | {
+            "round": round_number,
+            "versions": provenance.versions(),
+            "leaves": trees.describe(state),
+            "metrics": metrics,
+            **(identity or {}),
+        }
+        task = (round_number, plain, trees.copied(dict(history)), about)
+        if self._writer is None:
+            self._write(*task)
+        else:
+            self._pending = round_number, self._writer.submit(self._write, *task)
+
+    def wait(self) -> None:
+        """Returns when nothing is being written any more; raises what went wrong with it."""
+        if self._pending is None:
+            return
+        (round_number, written), self._pending = self._pending, None
+        try:
+            written.result()
+        except BaseException as error:
+            error.add_note(f"Writing the checkpoint of round {round_number} failed; see above.")
+            raise
+
+    def restore(
+        self,
+        state: FederatedState,
+        *,
+        identity: Mapping[str, Any] | None = None,
+        round: int | None = None,
+    ) -> tuple[FederatedState, dict[str, Any]]:
+        """A checkpoint's state and history, after all of its checksums have been verified.
+
+        Args:
+          state: a state of the run that is to be continued; it says what must be in the checkpoint, and
+            on which devices the restored state is put.
+          identity: what makes this run the one that it is, as for `save`; None is not compared.
+          round: which checkpoint; the newest by default.
+
+        Returns:
+          The state and the history.
 
         Raises:
           ValueError: if there is no checkpoint, if it is damaged, or if it is of another run; the
             message says what differs.
         """
-        step = self.latest_round
-        if step is None:
-            raise ValueError(f"{self.directory} holds no checkpoint to restore.")
-        plain = _plain(state)
-        args = self._ocp.args
+        rounds = self.rounds
+        number = max(rounds, default=None) if round is None else round
+        if number is None or number not in rounds:
+            which = "no checkpoint" if round is None else f"no checkpoint of round {round}"
+            raise ValueError(f"{self.directory} holds {which} to restore; it has {rounds}.")
+        where = f"The checkpoint of round {number} in {self.directory}"
         try:
-            found = self._manager.restore(step, args=args.Composite(about=args.JsonRestore()))
-            self._check(found["about"], _describe(plain, state), step)
-            abstract = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), plain
-            )
-            found = self._manager.restore(
-                step,
-                args=args.Composite(
-                    state=args.StandardRestore(abstract), history=args.StandardRestore()
-                ),
-            )
-        except _Mismatch as error:
-            raise ValueError(str(error)) from None
-        except (ValueError, KeyError, OSError, json.JSONDecodeError, RuntimeError) as error:
-            raise ValueError(
-                f"The checkpoint of round {step} in {self.directory} cannot be read: {error}. Delete"
-                f" the folder {step} there to resume from the one before."
-            ) from error
-        restored = found["state"]
-        key = jax.random.wrap_key_data(restored["key"], impl=jax.random.key_impl(state.key))
-        structure = jax.tree.structure(state._replace(key=()))
-        rest = jax.tree.unflatten(structure, jax.tree.leaves(restored["rest"]))
-        history = {name: value for name, value in found["history"].items() if name != "format"}
-        return rest._replace(key=key), history
+            folder = files.verify(self.directory, number)
+            about = files.read_json(folder, _ABOUT)
+            if about.get("round") != number:
+                raise files.Damaged(f"it was written as that of round {about.get('round')!r}")
+            self._check(about, state, identity, where)
+            return self._arrays.read(folder, state)
+        except _OtherRun as error:
+            raise ValueError(f"{where} {error}") from None
+        except Exception as error:
+            raise ValueError(f"{where} cannot be read: {error}. {self._way_on(number)}") from error
 
-    def _check(self, about: dict[str, Any], expected: dict[str, str], step: int) -> None:
-        where = f"The checkpoint of round {step} in {self.directory}"
-        if about.get("format") != _FORMAT:
-            raise _Mismatch(
-                f"{where} has format {about.get('format')!r}; this version reads {_FORMAT}."
+    def _check(
+        self, about: dict[str, Any], state: FederatedState, identity: Any, where: str
+    ) -> None:
+        here = {"leaves": trees.describe(state), "versions": provenance.versions()}
+        never, changed = provenance.differences(about, here | dict(identity or {}))
+        if never:
+            raise _OtherRun(f"{never}.")
+        refused = {part: found for part, found in changed.items() if part not in self._allow}
+        if refused:
+            told = ". ".join(
+                f"Other {part}: {provenance.listed(found)}" for part, found in refused.items()
             )
-        found = about["leaves"]
-        differences = [
-            f"{path or 'it'} is {found.get(path, 'missing')} there and"
-            f" {expected.get(path, 'missing')} here"
-            for path in sorted(found.keys() | expected.keys())
-            if found.get(path) != expected.get(path)
-        ]
-        if differences:
-            shown = "; ".join(differences[:5]) + ("; ..." if len(differences) > 5 else "")
-            raise _Mismatch(f"{where} is of another model, algorithm or population: {shown}.")
+            raise _OtherRun(
+                f"is of a run that differs from this one. {told}. To resume with these changes, use"
+                f" Checkpoints(..., allow={tuple(sorted({*self._allow, *refused}))!r})."
+            )
+        for part, found in changed.items():
+            warnings.warn(
+                f"{where} is resumed with other {part}: {provenance.listed(found)}.", stacklevel=2
+            )
+
+    def _way_on(self, number: int) -> str:
+        """How to resume in spite of a damaged checkpoint."""
+        for earlier in reversed([n for n in files.numbers(self.directory) if n < number]):
+            try:
+                files.verify(self.directory, earlier)
+            except files.Damaged:
+                continue
+            between = [n for n in files.numbers(self.directory) if earlier < n <= number]
+            folders = " and ".join(str(self.directory / str(n)) for n in between)
+            return f"Move {folders} away to resume from round {earlier}, which is whole."
+        return "No earlier one is whole: move the directory away to begin anew."
+
+    def _metrics(self) -> dict[int, dict[str, Any]]:
+        found = {}
+        for number in files.numbers(self.directory):
+            try:
+                found[number] = files.read_json(self.directory / str(number), _ABOUT)["metrics"]
+            except (files.Damaged, KeyError):
+                found[number] = {}
+        return found
+
+    def _write(self, number: int, plain: Any, history: Any, about: dict[str, Any]) -> None:
+        def fill(folder: pathlib.Path) -> None:
+            self._arrays.write(folder, plain, history)
+            (folder / _ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
+
+        files.write(self.directory, number, fill)
+        for old in self._retention.superfluous(self._metrics()):
+            files.delete(self.directory, old)
 
     def close(self) -> None:
         """Waits for writes that are under way, and lets go of the directory."""
-        self._manager.close()
+        try:
+            self.wait()
+        finally:
+            if self._writer is not None:
+                self._writer.shutdown()
+            if self._lock is not None:
+                self._lock.close()
+                self._lock = None
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -141,19 +259,5 @@ class Checkpoints:
         self.close()
 
 
-class _Mismatch(Exception):
+class _OtherRun(Exception):
     """A checkpoint that was read well, and is not of this run."""
-
-
-def _plain(state: FederatedState) -> dict[str, Any]:
-    """The state as dicts of arrays, which is what a file can hold; its key as the key's data."""
-    leaves = jax.tree_util.tree_leaves_with_path(state._replace(key=()))
-    rest = {f"{i:04d}{jax.tree_util.keystr(path)}": leaf for i, (path, leaf) in enumerate(leaves)}
-    return {"key": jax.random.key_data(state.key), "rest": rest}
-
-
-def _describe(plain: dict[str, Any], state: FederatedState) -> dict[str, str]:
-    return {"num_clients": str(int(state.num_clients))} | {
-        jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(plain)
-    }

@@ -46,6 +46,14 @@ class Sampler:
         """The ids of the cohort of a round `[S]`, and how much of their work is done `[S]`."""
         return self.function(self.size, key, round_number, num_clients)
 
+    def asks(self, key: jax.Array, round_number: Any, num_clients: Any) -> tuple[Any, Any]:
+        """The ids of those who are asked, whether they report or not, and which slots they fill."""
+        function = self.function
+        while getattr(function, "func", None) is _unreliable:
+            function = function.args[0]
+        ids, done = function(self.size, key, round_number, num_clients)
+        return ids, done.astype(bool)
+
 
 def uniform(size: int) -> Sampler:
     """S different clients, every set of S equally likely; the time does not grow with N.

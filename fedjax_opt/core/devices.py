@@ -18,7 +18,8 @@ def use_cpu_devices(count: int | None = None) -> int:
     where there are several CPU devices, then uses all of them.
 
     Args:
-      count: the number of devices; by default the cores that this process may use.
+      count: the number of devices; by default what `JAX_NUM_CPU_DEVICES` in the environment says, or
+        the cores that this process may use.
 
     Returns:
       The number of devices.
@@ -31,7 +32,9 @@ def use_cpu_devices(count: int | None = None) -> int:
       >>> fo.use_cpu_devices()              # doctest: +SKIP
       2
     """
-    count = len(os.sched_getaffinity(0)) if count is None else count
+    asked = os.environ.get("JAX_NUM_CPU_DEVICES", "")
+    if count is None:
+        count = int(asked) if asked.isdecimal() else len(os.sched_getaffinity(0))
     checks.integer("count", count, low=1)
     if xla_bridge.backends_are_initialized():
         raise RuntimeError(

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
-from fedjax_opt.core import checks, trees
+from fedjax_opt.core import checks, client_rows, trees
 from fedjax_opt.core.algorithm import Algorithm, as_partial
 from fedjax_opt.core.batching import steps_per_epoch
+from fedjax_opt.core.client_rows import ClientRows
 from fedjax_opt.core.model import Model, Objective, Variables
 from fedjax_opt.core.state import FederatedState
 
@@ -87,6 +88,11 @@ def _everyones(variables, client):
 
 
 def _own(personal, server, clients, client):
+    if isinstance(clients, ClientRows):
+        known = not checks.is_traced(client, clients)
+        return personal(
+            server, clients[int(client)] if known else client_rows.read(clients, client)
+        )
     return personal(server, jax.tree.map(lambda x: x[client], clients))
 
 
@@ -118,12 +124,14 @@ def evaluate_clients(
     largest = int(np.max(np.asarray(data.sizes), initial=1))
     batch_size = min(checks.integer("batch_size", batch_size, low=1), largest)
     if not isinstance(variables, Variables):
-        return _evaluate_clients(as_partial(variables), data, model, batch_size)
-    return _evaluate_clients(Partial(_everyones, variables), data, model, batch_size)
+        return evaluate_each(as_partial(variables), data, model, batch_size)
+    return evaluate_each(Partial(_everyones, variables), data, model, batch_size)
 
 
 @partial(jax.jit, static_argnames=("model", "batch_size"))
-def _evaluate_clients(variables_of, data, model, batch_size):
+def evaluate_each(variables_of: Partial, data: Any, model: Model, batch_size: int):
+    """The mean loss and metrics of client i's own model, `variables_of(i)`, on its own examples."""
+
     def one_client(feed):
         client, offset, size = feed
         own = variables_of(client)

@@ -32,11 +32,16 @@ class Feeding(NamedTuple):
     feed: Any
 
 
+def probe_key(key: jax.Array) -> jax.Array:
+    """A client's key in a round -> the key of what its probe draws."""
+    return jax.random.fold_in(key, _PROBE_STEP)
+
+
 def probe_data(
     model: Model, feeding: Feeding, examples: Any, feed: Any, key: jax.Array
 ) -> ProbeData:
     """The gradients of one client that a probe may ask for."""
-    key = jax.random.fold_in(key, _PROBE_STEP)
+    key = probe_key(key)
     dtype = jnp.result_type(float)
 
     def gradient_of(variables, batch, mask, adjust):

@@ -1,15 +1,17 @@
 """What a simulated run writes down, on the host: one row per round, one per evaluation."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from fedjax_opt.core.algorithm import Algorithm
-from fedjax_opt.core.evaluate import evaluate, evaluate_clients, personal_variables
+from fedjax_opt.core.evaluate import evaluate
+from fedjax_opt.core.fault_log import excluded
+from fedjax_opt.core.info import Info
 from fedjax_opt.core.model import Model
-from fedjax_opt.core.round import Info
 from fedjax_opt.core.state import FederatedState
 
 _COLUMNS = ("round", "loss", "first_loss", "update_norm", "cohort", "client_loss", "num_steps")
@@ -34,10 +36,25 @@ class Log:
         rows = {name: getattr(infos, name) for name in _COLUMNS}
         rows |= {f"train_{name}": values for name, values in infos.metrics.items()}
         rows |= infos.diagnostics
+        rows |= excluded(infos)
         good = np.asarray(infos.finite)
         if not good.all():
             self._failure = jax.tree.map(lambda x: x[-1], infos)._asdict()
         self._rounds.append({name: values[good] for name, values in rows.items()})
+
+    def newest(self) -> dict[str, np.ndarray]:
+        """The rows of the newest chunk of rounds, by name."""
+        return self._rounds[-1]
+
+    def note(self, name: str, value: float) -> None:
+        """Adds a column to the newest chunk: one value, the same for its rounds."""
+        rows = self._rounds[-1]
+        rows[name] = np.full(len(rows["round"]), value)
+
+    def forget_newest(self) -> None:
+        """Drops the newest chunk, with what went wrong in it."""
+        self._rounds.pop()
+        self._failure = None
 
     def add_evaluation(
         self,
@@ -47,6 +64,7 @@ class Log:
         test: Any,
         client_test: Any,
         started: float,
+        evaluate_each: Callable[..., dict[str, Any]],
     ) -> dict[str, float]:
         """Evaluates the global model, and each client's own, and returns the scalars by name.
 
@@ -58,7 +76,7 @@ class Log:
         if test is not None:
             row |= evaluate(model, state.variables, test)
         if client_test is not None:
-            by_client = evaluate_clients(model, personal_variables(algorithm, state), client_test)
+            by_client = evaluate_each(algorithm, model, state, client_test)
             row |= {f"client_{name}": values for name, values in by_client.items()}
         found = {name: np.asarray(value) for name, value in row.items()}
         scalars = {name: float(value) for name, value in found.items() if value.ndim == 0}
@@ -123,3 +141,13 @@ def _stack(rows: list[dict[str, np.ndarray]], join: Any) -> dict[str, np.ndarray
     if not rows:
         return {}
     return {name: join([row[name] for row in rows]) for name in rows[0]}
+
+
+def in_short(history: dict[str, np.ndarray], evaluation: dict[str, float]) -> dict[str, str]:
+    """What a progress bar has room for."""
+    shown = {"loss": history["loss"][-1]} | {
+        name.removeprefix("mean_"): value
+        for name, value in evaluation.items()
+        if name in ("accuracy", "mean_client_accuracy")
+    }
+    return {name: f"{value:.4f}" for name, value in shown.items()}

@@ -12,8 +12,10 @@ from fedjax_opt.core import checks, strategies
 from fedjax_opt.core import diagnostics as watching
 from fedjax_opt.core.algorithm import Algorithm, check_algorithm
 from fedjax_opt.core.feeding import Feeding
+from fedjax_opt.core.guard import Guard, check_guard
+from fedjax_opt.core.info import Info
 from fedjax_opt.core.model import Model
-from fedjax_opt.core.round import Info, federated_round
+from fedjax_opt.core.round import federated_round
 from fedjax_opt.core.state import FederatedState, check_state
 from fedjax_opt.core.strategies import Strategy
 
@@ -23,6 +25,7 @@ def make_round(
     model: Model,
     strategy: str | Strategy = "auto",
     diagnostics: Sequence[str] = (),
+    guard: Guard | None = None,
 ) -> Callable[..., tuple[FederatedState, Info]]:
     """A compiled federated round.
 
@@ -56,6 +59,7 @@ def make_round(
         `Strategy`.
       diagnostics: what to measure of the clients' drift: any of 'client_distance',
         'client_update_norm', 'perturbation_norm' and 'upload_bytes'; see `Info.diagnostics`.
+      guard: the rules by which clients are left out, a `Guard`; see `Info.faults`.
 
     Returns:
       The round function.
@@ -77,6 +81,7 @@ def make_round(
     check_algorithm(algorithm)
     strategy = strategies.resolve(strategy)
     watch = watching.check(diagnostics, allowed=watching.OF_A_ROUND)
+    guard = check_guard(guard)
     settled: dict[Any, Strategy] = {}
 
     def round_fn(
@@ -98,7 +103,7 @@ def make_round(
         def lower(option):
             abstract = jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)),
-                (algorithm, state, *inputs),
+                (algorithm, guard, state, *inputs),
             )
             return _compiled.lower(abstract[0], model, option, watch, *abstract[1:])
 
@@ -106,13 +111,13 @@ def make_round(
         if shapes not in settled:
             check_state(algorithm, state)
             settled[shapes] = strategies.settle(strategy, len(inputs[0]), lower)
-        return _compiled(algorithm, model, settled[shapes], watch, state, *inputs)
+        return _compiled(algorithm, model, settled[shapes], watch, guard, state, *inputs)
 
     return round_fn
 
 
 @partial(jax.jit, static_argnames=("model", "strategy", "watch"))
-def _compiled(algorithm, model, strategy, watch, state, cohort, feed, weights, num_steps):
+def _compiled(algorithm, model, strategy, watch, guard, state, cohort, feed, weights, num_steps):
     feeding = Feeding(draw=_draw, full=_full, extra=_extra, shared=(), feed=feed)
     size, steps = jax.tree.leaves(feed[0])[0].shape[:2]
     static_steps = steps if num_steps is None else None
@@ -121,8 +126,9 @@ def _compiled(algorithm, model, strategy, watch, state, cohort, feed, weights, n
     )
     weights = jnp.ones(size) if weights is None else weights
     return federated_round(
-        algorithm, model, strategy, state, cohort, feeding, weights, num_steps, static_steps, watch
-    )
+        algorithm, model, strategy, state, cohort, feeding, weights, num_steps, static_steps, watch,
+        guard=guard,
+    )  # fmt: skip
 
 
 def _draw(shared, feed, key, step):

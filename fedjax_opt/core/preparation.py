@@ -11,6 +11,7 @@ from fedjax_opt.core import checks, cohorts, controller, strategies
 from fedjax_opt.core import diagnostics as watching
 from fedjax_opt.core.cohorts import Sampler
 from fedjax_opt.core.controller import Controller, Controls
+from fedjax_opt.core.guard import Guard, check_guard
 from fedjax_opt.core.model import Model
 from fedjax_opt.core.state import FederatedState, check_state
 from fedjax_opt.core.strategies import Strategy
@@ -43,6 +44,7 @@ class Traced(NamedTuple):
     validation: Any
     client_test: Any
     data: Any
+    guard: Guard | None = None
 
     @property
     def settings(self) -> Controls:
@@ -60,7 +62,7 @@ class Validation(NamedTuple):
 def prepare(
     algorithm, model, data, state, *, cohort_size, sampler, batch_size, local_steps, local_epochs,
     learning_rate, validation, validate_every, batching, weighting, strategy, diagnostics,
-    client_test=None,
+    client_test=None, guard=None,
 ) -> tuple[Traced, Fixed, FederatedState]:  # fmt: skip
     """Checks the arguments of a run, and parts what is traced from what is compiled in.
 
@@ -108,6 +110,7 @@ def prepare(
         validation=_check_validation(validation, validate_every),
         client_test=_check_client_test(client_test, num_clients),
         data=data,
+        guard=check_guard(guard, num_clients, sampler.size),
     )
     return traced, fixed, controller.started(traced.settings, state)
 

@@ -1,13 +1,23 @@
 """One federated round as one program: the only round there is; an algorithm says what differs."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from fedjax_opt.core import aggregate, diagnostics, local, strategies, trees
+from fedjax_opt.core import (
+    aggregate,
+    balance,
+    client_rows,
+    diagnostics,
+    local,
+    members,
+    meshes,
+    strategies,
+    trees,
+)
+from fedjax_opt.core import guard as guards
 from fedjax_opt.core.algorithm import (
     Algorithm,
     Context,
@@ -17,52 +27,15 @@ from fedjax_opt.core.algorithm import (
 )
 from fedjax_opt.core.evaluate import mean_over_rows
 from fedjax_opt.core.feeding import Feeding, probe_data
+from fedjax_opt.core.guard import Faults, Guard
+from fedjax_opt.core.info import Info
+from fedjax_opt.core.members import Member
 from fedjax_opt.core.model import Model
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.core.strategies import Strategy
 
 # Client ids are below it, so this one never names a client's stream of random numbers.
 _SERVER = 2**31 - 2
-
-
-class Info(NamedTuple):
-    """What happened in a round. Clients that did not take part count for nothing in the means.
-
-    Attributes:
-      round: the round's number, counted from 0.
-      loss: the mean training loss over the cohort (aggregation weights) and the local steps.
-      first_loss: the same of the first local step alone: the loss of the broadcast model.
-      metrics: the mean of each of the model's metrics, as `loss`.
-      update_norm: the Euclidean norm of the change of the global parameters.
-      cohort: the ids of the clients `[S]`; -1 for a slot that nobody filled.
-      client_loss: the mean loss over each client's local steps `[S]`.
-      num_steps: the local steps that each client took `[S]`; 0 if it did not take part.
-      bad_step: the first local step with a non-finite loss, by client `[S]`; -1 if none.
-      finite: whether losses and the aggregate were finite. If not, the round was not applied: the
-        state is the last good one.
-      diagnostics: what was asked for, by name; see `fedjax_opt.core.diagnostics`.
-    """
-
-    round: jax.Array
-    loss: jax.Array
-    first_loss: jax.Array
-    metrics: dict[str, jax.Array]
-    update_norm: jax.Array
-    cohort: jax.Array
-    client_loss: jax.Array
-    num_steps: jax.Array
-    bad_step: jax.Array
-    finite: jax.Array
-    diagnostics: dict[str, jax.Array]
-
-
-class _Client(NamedTuple):
-    id: jax.Array
-    feed: Any
-    num_steps: jax.Array
-    weight: jax.Array
-    own_report: Any
-    test_rows: Any
 
 
 def federated_round(
@@ -77,31 +50,45 @@ def federated_round(
     static_steps: int | None,
     watch: tuple[str, ...] = (),
     client_test: Any = None,
+    guard: Guard | None = None,
+    asked: Any = None,
+    unequal: bool = False,
 ) -> tuple[FederatedState, Info]:
     """One round, to be called inside a compiled program; see `make_round` for the arguments.
 
     A client whose `num_steps` is 0 did not take part: it keeps its state and is left out of every
-    mean. If nobody with a weight took part, or a loss is not finite, nothing changes.
+    mean. If nobody with a weight took part, or a loss is not finite, nothing changes. With a guard,
+    a client that breaks a rule did not take part; `asked` names those who were to, -1 for nobody. If
+    the numbers of steps are said to be `unequal`, devices get clients by work, not by count.
     """
     size = cohort.shape[0]
+    asked = cohort if asked is None else asked
+    fault: Any = ()
+    if guard is not None:
+        fault = guards.before_work(guard, asked, num_steps)
+        num_steps = jnp.where(fault > 0, 0, num_steps)
     present = num_steps > 0
-    count = jnp.sum(present, dtype=jnp.int32)
     dtype = jnp.result_type(float)
     if aggregate.is_uniform_mean(algorithm.aggregate):
         weights = jnp.ones_like(weights)
     weights = jnp.where(present, weights, 0).astype(dtype)
     somebody = jnp.sum(weights) > 0
     weights = weights / jnp.where(somebody, jnp.sum(weights), 1)
-    participation = count.astype(dtype) / state.num_clients.astype(dtype)
     message = algorithm.broadcast(state.server)
     round_key = jax.random.fold_in(state.key, state.round)
     test_rows, test_examples = (), ()
     if client_test is not None:
         test_rows = jnp.asarray(client_test.offsets)[cohort], jnp.asarray(client_test.sizes)[cohort]
         test_examples = client_test.examples
-    clients = _Client(cohort, feeding.feed, num_steps, weights, (), test_rows)
-    clients = _pad(strategy, clients)
-    present, weights = clients.num_steps > 0, clients.weight
+    clients = Member(cohort, feeding.feed, num_steps, weights, (), test_rows, fault)
+    clients = members.pad(strategy, clients)
+    padded = clients.id.shape[0] > size
+    dealt, parts = None, balance.num_parts(strategy)
+    if balance.is_dealt(strategy, size, unequal):
+        dealt = balance.deal(clients.num_steps, parts)
+        clients = jax.tree.map(lambda x: x[dealt], clients)
+    absent = members.is_absent if padded and parts > 1 else None
+    participation = members.participation(clients, state.num_clients)
     shared = (
         algorithm,
         message,
@@ -111,6 +98,7 @@ def federated_round(
         participation,
         state.round,
         test_examples,
+        guard,
     )
 
     def client_key(round_key, client):
@@ -124,15 +112,20 @@ def federated_round(
             data = probe_data(model, feeding, examples, client.feed, client_key(round_key, client))
             assert algorithm.probe is not None  # as above: this is the same algorithm, traced
             own = algorithm.probe(message, _state_of(client, states), data)
-            return _summed(algorithm, _sent(own), client), own
+            fault = guards.of_report(shared[-1], _sent(own))
+            return _summed(algorithm, _sent(own), members.unless(fault, client)), (own, fault)
 
-        report, own_reports = strategies.map_reduce(strategy, probe, shared, clients)
-        report = _mean(algorithm, report, _sent(own_reports), weights, present)
+        found = strategies.map_reduce(strategy, probe, shared, clients, absent)
+        report, (own_reports, faulty) = found
+        clients, left = guards.exclude(clients, faulty)
+        report = _mean(algorithm, report, _sent(own_reports), clients, left)
         clients = clients._replace(own_report=own_reports)
+        participation = members.participation(clients, state.num_clients)
+        shared = (*shared[:5], participation, *shared[6:])
 
     def train(shared_and_report, client):
         shared, report = shared_and_report
-        algorithm, message, round_key, examples, states, participation, round_number, test = shared
+        algorithm, message, round_key, examples, states, share, round_number, test, guard = shared
         context = Context(
             message=message,
             client=_state_of(client, states),
@@ -141,8 +134,9 @@ def federated_round(
             # An absent client takes no step, yet whatever divides by K must stay finite.
             num_steps=jnp.maximum(client.num_steps, 1),
             step=jnp.zeros((), jnp.int32),
-            participation=participation,
+            participation=share,
             round=round_number,
+            id=client.id,
         )
         upload, new_state, tally, (averaged, kept) = local.work(
             algorithm,
@@ -158,31 +152,52 @@ def federated_round(
         contribution = upload
         if algorithm.receive is not None:
             contribution = algorithm.receive(upload, context.num_steps)
+        if guard is not None:
+            guards.check_uploaded_models(contribution, get_variables(message))
         steps = context.num_steps.astype(tally.loss_sum.dtype)
         noted = {
             "loss": tally.loss_sum / steps,
             "first_loss": tally.first_loss,
             "metrics": jax.tree.map(lambda x: x / steps.astype(x.dtype), tally.metric_sums),
         }
+        fault = guards.of_work(guard, noted["loss"], upload, contribution, new_state)
+        client = members.unless(fault, client)
         means = {"noted": noted, "num_steps": steps, "watched": averaged}
-        means = aggregate.weighted(means, *_say(client))
+        means = aggregate.weighted(means, *members.say(client))
         stacked = () if aggregate.streams(algorithm.aggregate) else contribution
-        own = (new_state, noted["loss"], tally.bad_step, kept)
+        own = (new_state, fault, noted["loss"], tally.bad_step, kept)
         return (_summed(algorithm, contribution, client), means), (own, stacked)
 
     (summed, means), (own, contributions) = strategies.map_reduce(
-        strategy, train, (shared, report), clients
+        strategy, train, (shared, report), clients, absent
     )
-    new_states, *noted = own
-    client_loss, bad_step, kept = jax.tree.map(lambda x: x[:size], noted)
-    means = aggregate.finish_mean(means, count)
-    mean = _mean(algorithm, summed, contributions, weights, present)
+    new_states, found, *noted = own
+
+    def in_order(tree):
+        """What stands by client, in the order of the cohort and without padding."""
+        tree = tree if dealt is None else balance.undo(dealt, tree)
+        return jax.tree.map(lambda x: x[:size], tree)
+
+    client_loss, bad_step, kept = in_order(noted)
+    bad_step = jnp.where(num_steps > 0, bad_step, -1)  # also where nothing was computed
+    clients, left = guards.exclude(clients, found)
+    present = clients.num_steps > 0
+    means = aggregate.finish_mean(means, jnp.sum(present, dtype=jnp.int32), left)
+    mean = _mean(algorithm, summed, contributions, clients, left)
+    participation = members.participation(clients, state.num_clients)
     server_key = jax.random.fold_in(round_key, _SERVER)
     facts = Facts(report, means["num_steps"], participation, state.round, server_key)
     server = algorithm.server_step(state.server, mean, facts)
-    here = present[:size]
-    losses_finite = jnp.all(jnp.isfinite(jnp.where(here, client_loss, 0)))
-    finite = losses_finite & trees.all_finite(server)
+    here = in_order(present)
+    finite, faults = trees.all_finite(server), ()
+    if guard is not None:
+        guards.check_shapes("server_step(...)", server, state.server)
+        skipped = jnp.sum(present, dtype=jnp.int32) < guard.min_clients
+        somebody = (jnp.sum(clients.weight) > 0) & ~skipped
+        finite, faults = finite | ~somebody, Faults(asked, in_order(clients.fault), skipped)
+        num_steps, client_loss = in_order(clients.num_steps), jnp.where(here, client_loss, 0)
+        server = trees.select(somebody, server, state.server)
+    finite &= jnp.all(jnp.isfinite(jnp.where(here, client_loss, 0)))
     old_params = get_variables(state.server).params
     change = trees.subtract(get_variables(server).params, old_params)
     write_to = jnp.where(present & somebody & finite, clients.id, state.num_clients)
@@ -195,14 +210,15 @@ def federated_round(
         bad_step=bad_step,
         finite=finite,
         diagnostics=diagnostics.of_round(means["watched"], kept, here),
+        faults=faults,
         **means["noted"],
     )
     state = state._replace(
         server=trees.select(finite & somebody, server, state.server),
-        clients=strategies.write_rows(strategy, state.clients, new_states, write_to),
+        clients=client_rows.write(strategy, state.clients, new_states, write_to),
         round=state.round + finite.astype(jnp.int32),
     )
-    return state, info
+    return meshes.settled((state, info), strategy.mesh)
 
 
 def full_gradient(
@@ -216,26 +232,24 @@ def full_gradient(
     """The mean, by the weights, of the gradients of all clients on all of their data."""
     ones = jnp.ones(weights.shape, jnp.int32)
     ids = jnp.arange(weights.shape[0], dtype=jnp.int32)
-    clients = _Client(ids, feeding.feed, ones, weights / jnp.sum(weights), (), ())
-    clients = _pad(strategy, clients)
+    clients = Member(ids, feeding.feed, ones, weights / jnp.sum(weights), (), ())
+    clients = members.pad(strategy, clients)
 
     def probe(shared, client):
         variables, examples, key = shared
         data = probe_data(model, feeding, examples, client.feed, key)
-        return aggregate.weighted(data.full_gradient(variables), *_say(client)), ()
+        return aggregate.weighted(data.full_gradient(variables), *members.say(client)), ()
 
     shared = (variables, feeding.shared, key)
     return strategies.map_reduce(strategy, probe, shared, clients)[0]
 
 
-def _state_of(client: _Client, states: Any) -> Any:
+def _state_of(client: Member, states: Any) -> Any:
     """A client's own state, read where it is needed: nothing is gathered for the whole cohort.
 
     An absent slot may carry any id: it reads some client's state and writes to none.
     """
-    return jax.tree.map(
-        lambda x: jax.lax.dynamic_index_in_dim(x, client.id, keepdims=False), states
-    )
+    return client_rows.read(states, client.id)
 
 
 def _own_metrics(model: Model, examples: Any, rows: Any, variables: Any) -> dict[str, jax.Array]:
@@ -244,38 +258,23 @@ def _own_metrics(model: Model, examples: Any, rows: Any, variables: Any) -> dict
     return {f"user_{name}": value for name, value in found.items()}
 
 
-def _say(client: _Client) -> tuple[jax.Array, jax.Array]:
-    """The weight of a client in each mean, and whether it has any."""
-    return client.weight, client.num_steps > 0
-
-
-def _summed(algorithm: Algorithm, upload: Any, client: _Client) -> Any:
+def _summed(algorithm: Algorithm, upload: Any, client: Member) -> Any:
     """What is summed over the clients: nothing where a rule wants to see all uploads at once."""
     return (
-        aggregate.weighted(upload, *_say(client)) if aggregate.streams(algorithm.aggregate) else ()
+        aggregate.weighted(upload, *members.say(client))
+        if aggregate.streams(algorithm.aggregate)
+        else ()
     )
 
 
-def _mean(algorithm: Algorithm, summed: Any, stacked: Any, weights: Any, present: Any) -> Any:
+def _mean(algorithm: Algorithm, summed: Any, stacked: Any, clients: Member, left: Any) -> Any:
+    present = clients.num_steps > 0
     if aggregate.streams(algorithm.aggregate):
-        return aggregate.finish_mean(summed, jnp.sum(present, dtype=jnp.int32))
+        return aggregate.finish_mean(summed, jnp.sum(present, dtype=jnp.int32), left)
     assert algorithm.aggregate is not None  # the weighted mean streams
-    return aggregate.apply(algorithm.aggregate, stacked, weights, present)
+    return aggregate.apply(algorithm.aggregate, stacked, clients.weight, present)
 
 
 def _sent(report: Any) -> Any:
     """The part of a report that leaves its client."""
     return report.shared if isinstance(report, Kept) else report
-
-
-def _pad(strategy: Strategy, clients: _Client) -> _Client:
-    """Adds absent clients, so that the strategy divides the cohort evenly."""
-    size = clients.num_steps.shape[0]
-    padded_size = strategies.round_up(strategy, size)
-    if padded_size == size:
-        return clients
-    rows = np.minimum(np.arange(padded_size), size - 1)
-    padded = jax.tree.map(lambda x: x[rows], clients)
-    return padded._replace(
-        num_steps=padded.num_steps.at[size:].set(0), weight=padded.weight.at[size:].set(0)
-    )

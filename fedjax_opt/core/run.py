@@ -7,15 +7,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_opt.core import balance, checks, controller, meshes, strategies
 from fedjax_opt.core import batching as batches
-from fedjax_opt.core import checks, controller, strategies
 from fedjax_opt.core import diagnostics as watching
 from fedjax_opt.core.algorithm import Algorithm, get_variables
 from fedjax_opt.core.cohorts import Sampler
 from fedjax_opt.core.evaluate import evaluate
+from fedjax_opt.core.guard import Guard, before_work
+from fedjax_opt.core.info import Info
 from fedjax_opt.core.model import Model
 from fedjax_opt.core.preparation import Fixed, Traced, prepare
-from fedjax_opt.core.round import Info, federated_round, full_gradient
+from fedjax_opt.core.round import federated_round, full_gradient
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.core.strategies import Strategy
 
@@ -52,6 +54,7 @@ def run_rounds(
     strategy: str | Strategy = "auto",
     diagnostics: Sequence[str] = (),
     client_test: Any = None,
+    guard: Guard | None = None,
 ) -> Run:
     """Runs federated rounds as one compiled `lax.scan`.
 
@@ -91,6 +94,7 @@ def run_rounds(
         last of them before it is sent) if K is compiled in, else at both ends. In
         `history.diagnostics` as `user_<name>`, `[rounds, S, K + 1]` or `[rounds, S, 2]`; NaN for a
         client without examples.
+      guard: the rules by which clients are left out, a `Guard`; see `Info.faults`.
 
     Returns:
       A `Run`: the state, and the history of the rounds.
@@ -117,9 +121,11 @@ def run_rounds(
         batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs,
         learning_rate=learning_rate, validation=validation, validate_every=validate_every,
         batching=batching, weighting=weighting, strategy=strategy, diagnostics=diagnostics,
-        client_test=client_test,
+        client_test=client_test, guard=guard,
     )  # fmt: skip
     fixed = settle_strategy(traced, fixed, state)
+    if not meshes.is_simple(fixed.strategy.mesh) and not checks.is_traced(traced, state):
+        traced, state = strategies.place((traced, state), fixed.strategy)
     return _scan_rounds(traced, state, fixed, rounds)
 
 
@@ -134,12 +140,10 @@ def _scan_rounds(traced: Traced, state: FederatedState, fixed: Fixed, rounds: in
 def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[FederatedState, Info]:
     """Draws the cohort, its minibatches and its numbers of steps, and plays the round."""
     data, sizes = traced.data, jnp.asarray(traced.data.sizes)
-    cohort, done = traced.sampler.draw(state.cohort_key, state.round, sizes.shape[0])
-    present = done.astype(bool)
-    cohort = jnp.where(present, cohort, 0)
-    steps = _local_steps(traced, fixed, state, cohort, sizes)
-    if traced.sampler.falls_short:
-        steps = jnp.maximum(jnp.ceil(done * steps.astype(done.dtype)).astype(jnp.int32), 1)
+    remembered = state.controllers.local_steps if state.controllers else ()
+    cohort, steps, unequal = _cohort(
+        traced, fixed, state.cohort_key, state.round, remembered, sizes
+    )
     weights = sizes[cohort] if fixed.weighting == "samples" else jnp.ones(cohort.shape)
     feeding = _feeding(fixed, data, cohort)
     remembered = state.controllers.learning_rate if state.controllers else ()
@@ -152,10 +156,13 @@ def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[Fede
         cohort,
         feeding,
         weights.astype(jnp.result_type(float)),
-        jnp.where(present, steps, 0),
+        steps,
         fixed.static_steps,
         fixed.diagnostics,
         traced.client_test,
+        guard=traced.guard,
+        asked=_asked(traced, state.cohort_key, state.round, sizes.shape[0]),
+        unequal=unequal,
     )
     seen = dict(info.diagnostics)
     if "momentum_deviation" in fixed.diagnostics:
@@ -167,6 +174,49 @@ def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[Fede
     info = info._replace(diagnostics=seen)
     controllers = controller.advance(traced.settings, state, info)
     return new_state._replace(controllers=controllers), info
+
+
+def _asked(traced, key, round_number, num_clients):
+    """Who was to take part, where a guard wants to know; -1 for nobody."""
+    if traced.guard is None:
+        return None
+    ids, filled = traced.sampler.asks(key, round_number, num_clients)
+    return jnp.where(filled, ids, -1)
+
+
+def _cohort(traced, fixed, key, round_number, remembered, sizes):
+    """Who takes part in a round, how many steps each takes, and whether these may differ."""
+    cohort, done = traced.sampler.draw(key, round_number, sizes.shape[0])
+    present = done.astype(bool)
+    cohort = jnp.where(present, cohort, 0)
+    steps = _local_steps(traced, fixed, round_number, remembered, cohort, sizes)
+    unequal = traced.sampler.falls_short or steps.ndim == 1
+    # A schedule may fall to zero; a client that takes part takes a step.
+    steps = jnp.broadcast_to(jnp.maximum(steps, 1), cohort.shape)
+    if traced.sampler.falls_short:
+        steps = jnp.maximum(jnp.ceil(done * steps.astype(done.dtype)).astype(jnp.int32), 1)
+    return cohort, jnp.where(present, steps, 0), unequal
+
+
+@partial(jax.jit, static_argnames=("fixed", "length"))
+def seats(
+    traced: Traced, key: jax.Array, first_round: jax.Array, fixed: Fixed, length: int
+) -> jax.Array:
+    """Who is computed in which place in each of the next rounds `[length, places]`.
+
+    Only where local steps are not a `Controller`'s, which decides when the round begins.
+    """
+    sizes = jnp.asarray(traced.data.sizes)
+
+    def one(round_number):
+        cohort, steps, unequal = _cohort(traced, fixed, key, round_number, (), sizes)
+        if traced.guard is not None:
+            asked = _asked(traced, key, round_number, sizes.shape[0])
+            assert asked is not None  # there is a guard
+            steps = jnp.where(before_work(traced.guard, asked, steps) > 0, 0, steps)
+        return cohort[balance.seats(fixed.strategy, steps, unequal)]
+
+    return jax.lax.map(one, first_round + jnp.arange(length, dtype=jnp.int32))
 
 
 def _feeding(fixed, data, cohort):
@@ -205,11 +255,11 @@ def _momentum_deviation(traced, fixed, state, sizes):
     return watching.momentum_deviation(state.server, gradient)
 
 
-def _local_steps(traced, fixed, state, cohort, sizes):
+def _local_steps(traced, fixed, round_number, remembered, cohort, sizes):
+    """K, one number where all clients take as many steps, else one for each of the cohort."""
     if fixed.static_steps is not None:
-        return jnp.full(cohort.shape, fixed.static_steps, jnp.int32)
-    remembered = state.controllers.local_steps if state.controllers else ()
-    value = controller.current(traced.local_steps, remembered, state.round)
+        return jnp.asarray(fixed.static_steps, jnp.int32)
+    value = controller.current(traced.local_steps, remembered, round_number)
     value = jnp.asarray(value, jnp.int32)
     if value.shape not in ((), sizes.shape):
         raise ValueError(
@@ -218,9 +268,9 @@ def _local_steps(traced, fixed, state, cohort, sizes):
         )
     value = value if value.ndim == 0 else value[cohort]
     if fixed.epochs:
-        value = value * batches.steps_per_epoch(sizes[cohort], fixed.batch_size)
-    # A schedule may fall to zero; a client that takes part takes a step.
-    return jnp.broadcast_to(jnp.maximum(value, 1), cohort.shape)
+        each = fixed.num_chunks or batches.steps_per_epoch(sizes[cohort], fixed.batch_size)
+        value = value * jnp.asarray(each, jnp.int32)
+    return value
 
 
 def settle_strategy(traced: Traced, fixed: Fixed, state: FederatedState) -> Fixed:

@@ -1,65 +1,40 @@
 """A run driven from the host, in chunks: progress, evaluation, callbacks, checkpoints between them."""
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
-from fedjax_opt.core import checks
+from fedjax_opt.core import checks, client_tables, distributed, meshes
 from fedjax_opt.core.algorithm import Algorithm
 from fedjax_opt.core.callbacks import Callback, Event
 from fedjax_opt.core.checkpoint import Checkpoints
+from fedjax_opt.core.client_store import ClientStore
 from fedjax_opt.core.cohorts import Sampler
-from fedjax_opt.core.controller import first_algorithm
-from fedjax_opt.core.log import Log
-from fedjax_opt.core.model import Model, Variables
+from fedjax_opt.core.controller import Controller, first_algorithm
+from fedjax_opt.core.debugging import Debugger
+from fedjax_opt.core.guard import Guard
+from fedjax_opt.core.keeping import Keeper
+from fedjax_opt.core.log import Log, in_short
+from fedjax_opt.core.memory import check_memory
+from fedjax_opt.core.model import Model
+from fedjax_opt.core.parted import Parted
 from fedjax_opt.core.preparation import Fixed, Traced, prepare
-from fedjax_opt.core.run import one_round, settle_strategy
-from fedjax_opt.core.state import FederatedState, init_state
-from fedjax_opt.core.strategies import Strategy, place
+from fedjax_opt.core.result import NonFiniteLossError, Result
+from fedjax_opt.core.rollback import Fallback, Rollback
+from fedjax_opt.core.run import one_round, seats, settle_strategy
+from fedjax_opt.core.state import FederatedState
+from fedjax_opt.core.strategies import Strategy, place, resolve
 from fedjax_opt.core.streaming import Resident, Stream, on_host
 
 _DEFAULT_CHUNK = 10
-
-
-class Result(NamedTuple):
-    """What a simulated run gave.
-
-    Attributes:
-      state: the final state; pass it to another run to go on.
-      history: arrays with one row per round: `round`, `loss`, `first_loss`, `update_norm`, `cohort`,
-        `client_loss`, `num_steps`, the model's metrics as `train_<name>`, and diagnostics by
-        name.
-      evaluations: arrays with one row per evaluation: `round`, `seconds`, and the test set's metrics
-        by name; with a `client_test`, also `client_<name>` `[evaluations, N]`.
-      seconds: wall-clock seconds, compilation included.
-      stopped: why the run ended.
-    """
-
-    state: FederatedState
-    history: dict[str, np.ndarray]
-    evaluations: dict[str, np.ndarray]
-    seconds: float
-    stopped: str
-
-    @property
-    def variables(self) -> Variables:
-        """The final global model."""
-        return self.state.variables
-
-
-class NonFiniteLossError(FloatingPointError):
-    """A loss or an update became NaN or infinite. `result` holds the run up to the last good round."""
-
-    def __init__(self, message: str, result: Result):
-        super().__init__(message)
-        self.result = result
 
 
 def simulate(
@@ -82,12 +57,17 @@ def simulate(
     diagnostics: Sequence[str] = (),
     seed: int = 0,
     state: FederatedState | None = None,
+    client_state: ClientStore | None = None,
     test: Any = None,
     client_test: Any = None,
     evaluate_every: int = _DEFAULT_CHUNK,
     callbacks: Iterable[Callback] = (),
     checkpoints: Checkpoints | None = None,
     on_nonfinite: str = "raise",
+    guard: Guard | None = None,
+    rollback: Rollback | None = None,
+    memory_limit: int | str | None = None,
+    debug: Any = None,
     progress: bool = True,
     description: str = "training",
 ) -> Result:
@@ -119,15 +99,25 @@ def simulate(
       diagnostics: what to measure of the clients' drift, as for `run_rounds`; in the history by name.
       seed: of the model's initial variables and of everything drawn later.
       state: where to start instead; the seed is then not used.
+      client_state: where the clients' states are kept instead of on the device; `state.clients` is then
+        `()`. Each chunk is sent the rows of its cohorts, and the results are the same bit for bit.
       test: a test set, a pytree of arrays `[n, ...]`, evaluated every `evaluate_every` rounds.
       client_test: a `ClientData` with the same clients: each client's own model (the global one, unless
         the algorithm personalises) on its own examples, at the same times.
       evaluate_every: the rounds between evaluations, and the length of a chunk.
       callbacks: functions of an `Event` that may return a reason to stop.
       checkpoints: where to save, after each chunk. If it holds a checkpoint of this run, the run
-        resumes from there.
+        resumes from there; one of another run is refused. SIGTERM and SIGINT then end the run after the
+        chunk that is being played, with `Interrupted`.
       on_nonfinite: 'raise' a `NonFiniteLossError` that names round, client and step and holds the last
         good state, or 'stop' and return it.
+      guard: the rules by which clients are left out, a `Guard`. Those are named in the log (`logging`,
+        'fedjax_opt') and counted in the history.
+      rollback: what to do if the run diverges, a `Rollback`; `step_scale` in the history says when.
+      memory_limit: the bytes that the run may take, or 'device' for what there is: it is compiled once
+        more to know, and refused with the largest cohort or chunk that fits.
+      debug: a folder, for a run without compilation, one client at a time: the inputs of the first that
+        fails are saved there for `replay`, and a `DebugError` names it.
       progress: whether to show a progress bar (never where the output is not a terminal).
       description: the progress bar's title.
 
@@ -149,7 +139,10 @@ def simulate(
     chunk = checks.integer("evaluate_every", evaluate_every, low=1)
     checks.choice("on_nonfinite", on_nonfinite, ("raise", "stop"))
     first = first_algorithm(algorithm, learning_rate)
-    start = _first_state(first, model, data, batch_size, seed) if state is None else state
+    clients = client_tables.of(client_state, chunk)
+    make = partial(_first_state, first, model, data, batch_size, seed, clients)
+    start = meshes.made(make, resolve(strategy).mesh) if state is None else state
+    clients, start = clients.open(first, start)
     if isinstance(local_steps, (int, np.integer)):
         checks.integer("local_steps", local_steps, low=1)
         local_steps = jnp.asarray(local_steps, jnp.int32)  # traced: another K compiles nothing
@@ -158,22 +151,30 @@ def simulate(
         batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs,
         learning_rate=learning_rate, validation=validation, validate_every=validate_every,
         batching=batching, weighting=weighting, strategy=strategy, diagnostics=diagnostics,
+        guard=guard,
     )  # fmt: skip
-    fixed = settle_strategy(traced, fixed, start)
+    start, seen = clients.part(start, traced.sampler)
+    fixed = settle_strategy(traced, fixed, seen)
+    copies = 2 if rollback is None else 3
+    check_memory(traced, seen, fixed, chunk, copies, memory_limit, partial(_compiled, chunk))
     log = Log()
-    elapsed = 0.0
-    if checkpoints is not None and checkpoints.latest_round is not None:
-        start, history = checkpoints.restore(start)
-        log.resume(history)
-        elapsed = log.seconds
+    watched = {"test": test is not None, "client_test": client_test is not None}
+    keeper = Keeper(checkpoints, traced, fixed, start, first, **watched)
+    start = keeper.resume(start, log)
+    clients.begin(start, fixed.strategy)
     # The state is copied, since its buffers are given up to the program: the caller keeps theirs.
     current = jax.tree.map(jnp.copy, start)
     source = _source(traced, fixed, start.cohort_key, chunk)
     traced, current, test, client_test = place(
         (traced._replace(data=None), current, test, client_test), fixed.strategy
     )
+    fallback = None if rollback is None else Fallback(rollback, traced, fixed.strategy)
+    if fallback is not None:
+        fallback.resume(log.history(), chunk)
+        traced = fallback.traced()
+    play = _play if debug is None else Debugger(debug)
     callbacks = tuple(callbacks)
-    started = time.perf_counter() - elapsed
+    started = time.perf_counter() - log.seconds
     stopped = f"{rounds} rounds done"
     done = int(start.round)
     bar = tqdm(
@@ -181,45 +182,67 @@ def simulate(
         initial=done,
         desc=description,
         unit="round",
-        disable=None if progress else True,
+        disable=None if progress and distributed.is_first() else True,
     )
-    with bar, contextlib.closing(source):
+    with bar, contextlib.closing(source), contextlib.closing(clients), keeper:
         while done < rounds:
             count = min(chunk, rounds - done)
             now = traced._replace(data=source.take(done, count))
-            source.prefetch(done + count, min(chunk, rounds - done - count))
-            current, infos, played = _play(now, current, jnp.int32(count), fixed, chunk)
+            if fallback is not None:
+                fallback.keep(current)
+            current = clients.put_in(current, done, count)
+            for ahead in (source, clients):
+                ahead.prefetch(done + count, min(chunk, rounds - done - count))
+            current, infos, played = play(now, current, jnp.int32(count), fixed, chunk)
+            current = clients.take_out(current)
             log.add_rounds(infos, int(played))
+            if fallback is not None and (why := fallback.judge(log)) is not None:
+                current, ended = fallback.go_back(log, why)
+                clients.begin(current, fixed.strategy)
+                if ended is not None:
+                    stopped = ended
+                    break
+                traced = fallback.traced()
+                continue
             if not log.finite:
                 stopped = log.describe_failure()
                 break
             done += int(played)
             bar.update(int(played))
-            evaluation = log.add_evaluation(first, model, current, test, client_test, started)
+            evaluation = log.add_evaluation(
+                first, model, current, test, client_test, started, clients.evaluate
+            )
             history = log.history()
-            bar.set_postfix(_postfix(history, evaluation))
+            bar.set_postfix(in_short(history, evaluation))
             if checkpoints is not None:
-                checkpoints.save(current, log.saved())
+                clients.flush()  # never behind a checkpoint: what is ahead can be taken back
+            keeper.save(current, log, evaluation)
             event = Event(done, current, history, evaluation)
             reasons = [reason for reason in (callback(event) for callback in callbacks) if reason]
+            if callbacks:
+                reasons = distributed.from_first(reasons)  # or a clock might stop one process alone
             if reasons:
                 stopped = "; ".join(reasons)
+                break
+            if ending := keeper.ending():
+                stopped = f"{ending} after round {done} of {rounds}"
                 break
     seconds = time.perf_counter() - started
     result = Result(current, log.history(), log.evaluations(), seconds, stopped)
     if not log.finite and on_nonfinite == "raise":
         raise NonFiniteLossError(stopped, result)
+    keeper.interrupt(result)
     return result
 
 
-def _first_state(algorithm, model, data, batch_size, seed) -> FederatedState:
+def _first_state(algorithm, model, data, batch_size, seed, clients) -> FederatedState:
     sample = jax.tree.map(lambda x: jnp.asarray(x[:batch_size]), data.examples)
     key = jax.random.key(seed)
     variables = model.init(jax.random.fold_in(key, 0), sample)
-    return init_state(algorithm, variables, len(data.sizes), jax.random.fold_in(key, 1))
+    return clients.init_state(algorithm, variables, len(data.sizes), jax.random.fold_in(key, 1))
 
 
-def _source(traced: Traced, fixed: Fixed, key: jax.Array, chunk: int) -> Resident | Stream:
+def _source(traced: Traced, fixed: Fixed, key: jax.Array, chunk: int) -> Any:
     if not on_host(traced.data):
         return Resident(traced.data, fixed.strategy)
     if "momentum_deviation" in fixed.diagnostics:
@@ -227,6 +250,19 @@ def _source(traced: Traced, fixed: Fixed, key: jax.Array, chunk: int) -> Residen
             "diagnostics: 'momentum_deviation' needs all examples in every round, but those of data"
             " are memory-mapped, and only the cohorts' are read. Leave it out, or use data in memory."
         )
+    mesh = fixed.strategy.mesh
+    if (
+        mesh is not None
+        and mesh.is_multi_process
+        and not isinstance(traced.local_steps, Controller)
+    ):
+        who = dataclasses.replace(traced.data, examples=(), offsets=())
+        known = traced._replace(algorithm=(), validation=(), client_test=None, data=who)
+
+        def places(first_round: int) -> np.ndarray:
+            return np.asarray(seats(known, key, np.int32(first_round), fixed, chunk))
+
+        return Parted(traced.data, mesh, places)
     return Stream(traced.data, fixed.strategy, traced.sampler, key, chunk)
 
 
@@ -251,10 +287,7 @@ def _play(traced: Traced, state: FederatedState, count: jax.Array, fixed: Fixed,
     return state, infos, played
 
 
-def _postfix(history: dict[str, np.ndarray], evaluation: dict[str, float]) -> dict[str, str]:
-    shown = {"loss": history["loss"][-1]} | {
-        name.removeprefix("mean_"): value
-        for name, value in evaluation.items()
-        if name in ("accuracy", "mean_client_accuracy")
-    }
-    return {name: f"{value:.4f}" for name, value in shown.items()}
+def _compiled(chunk: int, traced: Traced, state: FederatedState, fixed: Fixed) -> Any:
+    """The program of a chunk of rounds, for shapes."""
+    count = jax.ShapeDtypeStruct((), jnp.int32)
+    return _play.lower(traced, state, count, fixed, chunk).compile()

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
-from fedjax_opt.core import checks, trees
+from fedjax_opt.core import checks, meshes, one_by_one, trees
 
 NAMES = ("auto", "scan", "vmap", "chunked", "sharded")
-AXIS = "clients"
+AXIS = meshes.CLIENTS
 
 # A share of the device is left for the program's other arrays and for fragmentation.
 _USABLE_MEMORY = 0.8
@@ -35,7 +34,8 @@ class Strategy(NamedTuple):
     Attributes:
       name: 'scan', 'vmap', 'chunked', 'sharded', or 'auto'.
       size: for 'chunked', how many clients are computed at once.
-      mesh: for 'sharded', a mesh of one axis named 'clients'; all local devices by default.
+      mesh: for 'sharded', a mesh with an axis 'clients'; by default all devices, of all processes.
+        With a second axis 'model', each client's model is divided over the devices along it.
       inner: for 'sharded', how each device executes its own clients: 'scan' or 'vmap'.
 
     Example:
@@ -66,14 +66,10 @@ def resolve(strategy: str | Strategy) -> Strategy:
     checks.choice("strategy.inner", strategy.inner, ("scan", "vmap"))
     checks.integer("strategy.size", strategy.size, low=1)
     if strategy.name == "auto" and jax.default_backend() == "cpu":
-        strategy = strategy._replace(name="sharded" if jax.local_device_count() > 1 else "scan")
+        strategy = strategy._replace(name="sharded" if jax.device_count() > 1 else "scan")
     if strategy.name != "sharded":
         return strategy._replace(mesh=None)
-    mesh = strategy.mesh or Mesh(np.array(jax.local_devices()), (AXIS,))
-    if mesh.axis_names != (AXIS,):
-        raise ValueError(f"strategy.mesh must have the one axis {AXIS!r}, got {mesh.axis_names}.")
-    # Rebuilt, since a mesh may come with axes of another type than shard_map expects.
-    return strategy._replace(mesh=Mesh(mesh.devices, mesh.axis_names))
+    return strategy._replace(mesh=meshes.checked(strategy.mesh or meshes.over_all_devices()))
 
 
 def place(tree: Any, strategy: str | Strategy = "auto") -> Any:
@@ -86,7 +82,7 @@ def place(tree: Any, strategy: str | Strategy = "auto") -> Any:
       strategy: the strategy that will be used.
 
     Returns:
-      The tree on the device, or on every device of a 'sharded' strategy.
+      The tree on the device, or on every device of a 'sharded' strategy, of whichever process.
 
     Example:
       >>> import numpy as np
@@ -96,7 +92,7 @@ def place(tree: Any, strategy: str | Strategy = "auto") -> Any:
     strategy = resolve(strategy)
     if strategy.mesh is None:
         return jax.tree.map(jnp.asarray, tree)
-    return jax.device_put(tree, NamedSharding(strategy.mesh, PartitionSpec()))
+    return meshes.put(tree, strategy.mesh)
 
 
 def candidates(cohort_size: int, num_devices: int) -> list[Strategy]:
@@ -144,7 +140,7 @@ def settle(strategy: Strategy, cohort_size: int, lower: Callable[[Strategy], Any
         analysis = lower(option).compile().memory_analysis()
         return 0 if analysis is None else analysis.temp_size_in_bytes
 
-    return fit_memory(candidates(cohort_size, jax.local_device_count()), temporary_bytes, available)
+    return fit_memory(candidates(cohort_size, jax.device_count()), temporary_bytes, available)
 
 
 def round_up(strategy: Strategy, size: int) -> int:
@@ -153,7 +149,7 @@ def round_up(strategy: Strategy, size: int) -> int:
     if strategy.name == "chunked":
         part = min(strategy.size, size)
     elif strategy.mesh is not None:
-        part = strategy.mesh.size
+        part = meshes.num_parts(strategy.mesh)
     return -(-size // part) * part
 
 
@@ -162,6 +158,7 @@ def map_reduce(
     function: Callable[[Any, Any], tuple[Any, Any]],
     shared: Any,
     clients: Any,
+    absent: Callable[[Any], jax.Array] | None = None,
 ) -> tuple[Any, Any]:
     """Applies `function(shared, client)` to every client: the first result summed, the second stacked.
 
@@ -170,10 +167,14 @@ def map_reduce(
       function: (shared, one client's inputs) -> (what is summed, what is stacked).
       shared: inputs that every client sees.
       clients: a pytree with the clients on its leading axis, as many as `round_up` says.
+      absent: one client's inputs -> whether nothing is to be computed for it, and zeros are its result;
+        devices that work through their clients one by one then save its time.
 
     Returns:
       The sum over clients and the stacked results `[S, ...]`.
     """
+    if strategy.name == "one_by_one":  # the debug mode's, not for a name
+        return one_by_one.map_reduce(function, shared, clients)
     if strategy.name == "scan":
         return _scan(function, shared, clients)
     if strategy.name == "vmap":
@@ -188,7 +189,7 @@ def map_reduce(
 
         summed, stacked = _scan(one_chunk, shared, chunks)
         return summed, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), stacked)
-    return _sharded(strategy, function, shared, clients)
+    return _sharded(strategy, function, shared, clients, absent)
 
 
 def write_rows(strategy: Strategy, table: Any, rows: Any, places: jax.Array) -> Any:
@@ -198,11 +199,12 @@ def write_rows(strategy: Strategy, table: Any, rows: Any, places: jax.Array) -> 
     rows go from device to device a few at a time, and from the cache straight into the table. Gathering
     all of them first would write and read each once more in memory.
     """
-    if strategy.mesh is None or not jax.tree.leaves(table):
+    mesh = strategy.mesh
+    if mesh is None or not meshes.is_divided(mesh) or not jax.tree.leaves(table):
         return jax.tree.map(lambda old, new: old.at[places].set(new, mode="drop"), table, rows)
-    limit = _EXCHANGED_BYTES.get(strategy.mesh.devices.flat[0].platform, _EXCHANGED_BYTES["gpu"])
+    limit = _EXCHANGED_BYTES.get(mesh.devices.flat[0].platform, _EXCHANGED_BYTES["gpu"])
     row_bytes = sum(x.nbytes // x.shape[0] for x in jax.tree.leaves(rows))
-    num_devices = strategy.mesh.size
+    num_devices = meshes.num_parts(mesh)
     each = places.shape[0] // num_devices
     chunk = max(1, min(each, limit // max(row_bytes * num_devices, 1)))
 
@@ -233,10 +235,11 @@ def write_rows(strategy: Strategy, table: Any, rows: Any, places: jax.Array) -> 
     everywhere, split = PartitionSpec(), PartitionSpec(AXIS)
     return jax.shard_map(
         on_one_device,
-        mesh=strategy.mesh,
+        mesh=mesh,
         in_specs=(everywhere, split, everywhere),
         out_specs=everywhere,
         check_vma=False,
+        **meshes.manual_axes(mesh),
     )(table, rows, places)
 
 
@@ -256,8 +259,12 @@ def _vmap(function, shared, clients):
     return jax.tree.map(lambda x: jnp.sum(x, axis=0), contributions), results
 
 
-def _sharded(strategy, function, shared, clients):
+def _sharded(strategy, function, shared, clients, absent):
     run = _scan if strategy.inner == "scan" else _vmap
+    if absent is not None and strategy.inner == "scan":
+        function = _unless(absent, function)
+    if not meshes.is_divided(strategy.mesh):
+        return run(function, shared, clients)
 
     def on_one_device(shared, mine):
         summed, stacked = run(function, shared, mine)
@@ -267,7 +274,18 @@ def _sharded(strategy, function, shared, clients):
     return jax.shard_map(
         on_one_device,
         mesh=strategy.mesh,
-        in_specs=(everywhere, split),
+        in_specs=(meshes.specs_of(shared), split),
         out_specs=(everywhere, split),
         check_vma=False,
+        **meshes.manual_axes(strategy.mesh),
     )(shared, clients)
+
+
+def _unless(absent, function):
+    def one(shared, client):
+        def nothing(shared, client):
+            return trees.zeros_like(jax.eval_shape(function, shared, client))
+
+        return jax.lax.cond(absent(client), nothing, function, shared, client)
+
+    return one

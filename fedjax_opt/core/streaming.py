@@ -62,7 +62,7 @@ class Stream:
     ) -> None:
         self._data, self._strategy = data, strategy
         self._sizes = np.asarray(data.sizes)
-        self._draw = partial(_cohorts, sampler, key, chunk, len(self._sizes))
+        self._draw = partial(cohort_ids, sampler, key, chunk, len(self._sizes))
         # However the cohorts fall, no chunk needs more room than this.
         most = min(chunk * sampler.size + 1, len(self._sizes))
         self._enough = int(np.partition(self._sizes, -most)[-most:].sum(dtype=np.int64))
@@ -114,7 +114,7 @@ class Stream:
 
 
 @partial(jax.jit, static_argnums=(2, 3))
-def _cohorts(sampler: Sampler, key: jax.Array, chunk: int, num_clients: int, first_round: Any):
+def cohort_ids(sampler: Sampler, key: jax.Array, chunk: int, num_clients: int, first_round: Any):
     """The ids of the cohorts of a chunk `[chunk, S]`; 0, as in a round, where nobody fills a slot."""
 
     def one(round_number):

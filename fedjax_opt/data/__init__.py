@@ -6,6 +6,7 @@ from fedjax_opt.data.balanced import balanced_dirichlet as balanced_dirichlet
 from fedjax_opt.data.client_data import ClientData as ClientData
 from fedjax_opt.data.client_data import Summary as Summary
 from fedjax_opt.data.digits import load_digits as load_digits
+from fedjax_opt.data.flips import with_flipped_labels as with_flipped_labels
 from fedjax_opt.data.gathering import collect as collect
 from fedjax_opt.data.keys import by_key as by_key
 from fedjax_opt.data.noise import with_noise as with_noise

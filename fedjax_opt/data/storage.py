@@ -1,9 +1,10 @@
 """Federated data that is larger than memory: written client by client, read through memory maps.
 
 A directory holds one `.npy` file for each array of the examples, grouped by client, the clients' sizes
-and names, and `clients.json`, which says what belongs there. It appears under its name only when it is
-complete. Where it is opened, nothing is read but what is asked for; `fo.simulate` then keeps the
-examples on the host and sends each chunk of rounds those of its cohorts.
+and names, and `clients.json`, which says what belongs there, with checksums of all of it and of itself.
+It appears under its name only when it is complete. Where it is opened, nothing is read but what is asked
+for; `fo.simulate` then keeps the examples on the host and sends each chunk of rounds those of its
+cohorts.
 """
 
 import functools
@@ -23,7 +24,7 @@ from fedjax_opt.data.gathering import Clients, gather
 from fedjax_opt.data.sources.columns import named
 
 _INDEX, _NAMES, _SIZES = "clients.json", "names.json", "sizes"
-_FORMAT, _VERSION = "fedjax_opt clients", 1
+_FORMAT, _VERSION = "fedjax_opt clients", 2
 _PIECE = 2**24  # bytes that are read at once to verify
 
 
@@ -85,8 +86,11 @@ def open_stored(directory: str | os.PathLike[str], verify: bool = False) -> Clie
     """
     folder = pathlib.Path(directory)
     index = _read_index(folder)
-    sizes = np.array(_open(folder, _SIZES, index, verify))
-    examples = {name: _open(folder, name, index, verify) for name in index["arrays"]}
+    sizes = _open_sizes(folder, index)
+    examples = {
+        name: _open(folder / f"{name}.npy", about, verify)
+        for name, about in index["arrays"].items()
+    }
     try:
         return ClientData.from_sizes(examples, sizes)
     except ValueError as error:
@@ -109,10 +113,11 @@ def stored_names(directory: str | os.PathLike[str]) -> list[str]:
       ['ann', 'bob']
     """
     folder = pathlib.Path(directory)
-    names = _read_json(folder / _NAMES, list)
-    count = len(_open(folder, _SIZES, _read_index(folder), verify=False))
+    names, index = _read_json(folder / _NAMES, list), _read_index(folder)
+    count = len(_open_sizes(folder, index))
     if not all(isinstance(name, str) for name in names) or len(set(names)) != count:
         raise ValueError(f"{folder / _NAMES} is damaged: it must hold {count} different names.")
+    _check(folder / _NAMES, (folder / _NAMES).read_bytes(), index[_NAMES]["crc32"])
     return names
 
 
@@ -154,7 +159,9 @@ class _File:
         self.file.seek(0)
         self._write_header()
         assert self.file.tell() == self.start
-        return {"start": self.start, "crc32": self.checksum}
+        self.file.seek(0)
+        header = zlib.crc32(self.file.read(self.start))
+        return {"start": self.start, "crc32": self.checksum, "header_crc32": header}
 
     def close(self) -> None:
         self.file.flush()
@@ -174,8 +181,16 @@ def _write(clients: Clients, folder: pathlib.Path) -> None:
     np.save(folder / f"{_SIZES}.npy", counts)
     (folder / _NAMES).write_text(json.dumps(names), encoding="utf-8")
     index = {"format": _FORMAT, "version": _VERSION, "arrays": arrays}
-    index[_SIZES] = {"crc32": zlib.crc32(counts.tobytes())}
-    (folder / _INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
+    index |= {
+        _SIZES: {"crc32": zlib.crc32((folder / f"{_SIZES}.npy").read_bytes())},
+        _NAMES: {"crc32": zlib.crc32((folder / _NAMES).read_bytes())},
+    }
+    sealed = index | {"crc32": _own_checksum(index)}
+    (folder / _INDEX).write_text(json.dumps(sealed, indent=1), encoding="utf-8")
+
+
+def _own_checksum(index: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(index).encode())
 
 
 def _read_json(path: pathlib.Path, kind: type) -> Any:
@@ -198,9 +213,12 @@ def _read_index(folder: pathlib.Path) -> dict[str, Any]:
     arrays = index.get("arrays")
     if not isinstance(arrays, dict) or not arrays or not all(map(_can_be_stored, arrays)):
         raise ValueError(f"{folder / _INDEX} is damaged: it names no arrays that can be stored.")
-    for name, about in {**arrays, _SIZES: index.get(_SIZES)}.items():
+    others = {name: index.get(name) for name in (_SIZES, _NAMES)}
+    for name, about in {**arrays, **others}.items():
         if not isinstance(about, dict) or not isinstance(about.get("crc32"), int):
             raise ValueError(f"{folder / _INDEX} is damaged: it has no checksum of {name!r}.")
+    if index.pop("crc32", None) != _own_checksum(index):
+        raise ValueError(f"{folder / _INDEX} is damaged: it does not have its own checksum.")
     return index
 
 
@@ -209,17 +227,35 @@ def _can_be_stored(name: str) -> bool:
     return pathlib.PurePath(name).name == name and name != _SIZES
 
 
-def _open(folder: pathlib.Path, name: str, index: dict[str, Any], verify: bool) -> np.ndarray:
-    path = folder / f"{name}.npy"
+def _open(path: pathlib.Path, about: dict[str, Any], verify: bool) -> np.ndarray:
+    """An array, after checking what its file says about it, and if asked for its content."""
+    array = _load(path)
+    with open(path, "rb") as file:
+        _check(path, file.read(about["start"]), about["header_crc32"])
+    if verify:
+        rows, found = max(_PIECE // max(array[:1].nbytes, 1), 1), 0
+        for start in range(0, len(array), rows):
+            found = zlib.crc32(np.ascontiguousarray(array[start : start + rows]).tobytes(), found)
+        if found != about["crc32"]:
+            raise ValueError(f"{path} is damaged: its checksum is {found}, not {about['crc32']}.")
+    return array
+
+
+def _open_sizes(folder: pathlib.Path, index: dict[str, Any]) -> np.ndarray:
+    path = folder / f"{_SIZES}.npy"
+    sizes = np.array(_load(path))
+    _check(path, path.read_bytes(), index[_SIZES]["crc32"])
+    return sizes
+
+
+def _load(path: pathlib.Path) -> np.ndarray:
     with named(path, "is damaged"):
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     if not array.ndim:
         raise ValueError(f"{path} is damaged: it must hold one row an example.")
-    if verify:
-        expected = (index[_SIZES] if name == _SIZES else index["arrays"][name])["crc32"]
-        rows, found = max(_PIECE // max(array[:1].nbytes, 1), 1), 0
-        for start in range(0, len(array), rows):
-            found = zlib.crc32(np.ascontiguousarray(array[start : start + rows]).tobytes(), found)
-        if found != expected:
-            raise ValueError(f"{path} is damaged: its checksum is {found}, not {expected}.")
     return array
+
+
+def _check(path: pathlib.Path, content: bytes, expected: int) -> None:
+    if (found := zlib.crc32(content)) != expected:
+        raise ValueError(f"{path} is damaged: its checksum is {found}, not {expected}.")

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt.core import Variables, checks
+from fedjax_opt.core.info import Info
 from fedjax_opt.core.log import Log
-from fedjax_opt.core.round import Info
 
 # Diagnostics of each client of a cohort, of which a record has the mean.
 _OF_CLIENTS = ("client_update_norm",)

@@ -3,7 +3,8 @@
 Trials come in waves of one size, so all waves share a program; the last one is filled up with copies of
 a trial. On CPU a wave is one trial on each device, its clients one after the other; where that would
 leave devices idle (one trial, many devices), trials come one by one, each with its clients over the
-devices. On an accelerator a wave is as many trials as its memory holds, all at once.
+devices; so they do on several processes. On an accelerator a wave is as many trials as its memory holds,
+all at once.
 """
 
 from collections.abc import Callable
@@ -67,11 +68,17 @@ def plans(
       One plan; several where 'auto' is to be settled by the memory of an accelerator.
     """
     on_cpu = jax.default_backend() == "cpu"
-    num_devices = jax.local_device_count()
+    num_devices = jax.device_count()
     asked, inside = strategies.resolve(strategy), strategies.resolve(clients)
     if _is_auto(clients):
         inside = _ONE_BY_ONE if on_cpu else Strategy("vmap")
     if not _is_auto(strategy):
+        if jax.process_count() > 1 and asked.name == "sharded":
+            raise ValueError(
+                "strategy must not be 'sharded' for trials on several processes, which divide the"
+                " clients of each trial: leave it at 'auto', or start each process alone with trials of"
+                " its own."
+            )
         if asked.name == "sharded" and inside.name == "sharded":
             raise ValueError(
                 "strategy must not be 'sharded' for trials and for their clients at once: give one of"
@@ -82,6 +89,9 @@ def plans(
     if inside.name == "sharded" or (on_cpu and num_devices == 1):
         return [alone]
     spread = strategies.resolve("sharded")
+    if jax.process_count() > 1:
+        # What trials give must be readable in every process; their clients may be anywhere.
+        return [alone._replace(clients=spread if _is_auto(clients) else inside)]
     if on_cpu:
         # How long a device works, in rounds of one client. Devices that share a trial wait for each
         # other in every round: that is for where it saves a good deal.
@@ -122,7 +132,7 @@ def _is_auto(strategy: str | Strategy) -> bool:
 
 def _plan(strategy: Strategy, clients: Strategy, num_trials: int, most: int | None = None) -> Plan:
     """Waves of at most so many trials, all but equally full; by default as the strategy says."""
-    part = strategy.mesh.size if strategy.mesh is not None else 1
+    part = strategies.round_up(strategy, 1) if strategy.mesh is not None else 1
     if most is None:
         together = strategy.name == "vmap" or (
             strategy.mesh is not None and strategy.inner == "vmap"

@@ -1,6 +1,7 @@
 """Wrappers: an algorithm in, an algorithm out."""
 
 from fedjax_opt.wrappers import aggregators as aggregators
+from fedjax_opt.wrappers import attacks as attacks
 from fedjax_opt.wrappers.aggregators import aggregated as aggregated
 from fedjax_opt.wrappers.clipped import clipped as clipped
 from fedjax_opt.wrappers.compressed import compressed as compressed

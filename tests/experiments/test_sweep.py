@@ -364,7 +364,7 @@ class TestPlans:
     def machine(self, monkeypatch):
         def be(backend, devices):
             monkeypatch.setattr(jax, "default_backend", lambda: backend)
-            monkeypatch.setattr(jax, "local_device_count", lambda: devices)
+            monkeypatch.setattr(jax, "device_count", lambda: devices)
 
         return be
 

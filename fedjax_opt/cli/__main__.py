@@ -1,0 +1,7 @@
+"""`python -m fedjax_opt.cli` is `fedjax-opt`."""
+
+import sys
+
+from fedjax_opt.cli.main import main
+
+sys.exit(main())

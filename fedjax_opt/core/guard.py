@@ -1,0 +1,242 @@
+"""Rules by which a round leaves a client out: what it sent, or when, is not fit to be averaged.
+
+A client that breaks a rule did not take part, by the one mechanism for clients that take no step: its
+contribution is cut by selection, the weights are normalised over the rest, C counts the rest, and its
+own state stays as it was. If fewer are left than `min_clients`, the round is skipped: nothing changes
+but its number, so that the next round asks another cohort.
+
+    before any work    who never reported, who would miss the deadline
+    after the probe    a report that is not finite, or too large: it would reach every client
+    after the work     a loss, an upload or a client state that is not finite; an upload too large
+
+Everything here runs inside of the compiled round. Without a guard none of it is traced.
+"""
+
+import enum
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_opt.core import checks, trees
+from fedjax_opt.core.algorithm import Coded, Uniform
+from fedjax_opt.core.model import Variables
+
+
+class Fault(enum.IntEnum):
+    """Why a guard left a client out of a round; the codes of `Info.faults`.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> fo.Fault(4).name
+      'UPLOAD_NOT_FINITE'
+    """
+
+    NONE = 0
+    DROPPED_OUT = 1
+    TIMED_OUT = 2
+    LOSS_NOT_FINITE = 3
+    UPLOAD_NOT_FINITE = 4
+    UPLOAD_TOO_LARGE = 5
+    STATE_NOT_FINITE = 6
+    REPORT_NOT_FINITE = 7
+    REPORT_TOO_LARGE = 8
+
+
+class Faults(NamedTuple):
+    """Who was left out of a round, and why.
+
+    Attributes:
+      client: the ids of the clients that were asked `[S]`; -1 for a slot that nobody filled.
+      code: a `Fault` for each of them `[S]`; 0 for whoever took part.
+      skipped: whether fewer than `min_clients` were left, and the round changed nothing.
+    """
+
+    client: jax.Array
+    code: jax.Array
+    skipped: jax.Array
+
+
+class Guard(NamedTuple):
+    """Rules that a client must keep for a round to count it; numbers that may be traced.
+
+    Losses, uploads, reports of a probe and client states that are not finite always break them.
+
+    Attributes:
+      max_norm: the largest Euclidean norm of an upload, each of its parts (the change of the
+        parameters, of a control variate) on its own; None for no limit.
+      max_report_norm: the same for the report of a probe.
+      min_clients: how many must be left; a round with fewer is skipped.
+      deadline: the seconds after which a client is not waited for; None to wait for all.
+      step_seconds: how long a local step takes, a number or one per client `[N]`.
+      link_seconds: how long download and upload take, a number or one per client `[N]`.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> model, data, optimum = fo.data.quadratics(num_clients=10, dimension=3)
+      >>> algorithm = fo.attacks.nan_upload(fo.fedavg(fo.optimizers.sgd(0.1)), clients=[3])
+      >>> result = fo.simulate(
+      ...     algorithm, model, data, rounds=5, cohort_size=10, batch_size=1, local_steps=2,
+      ...     guard=fo.Guard(max_norm=100.0, min_clients=5), progress=False,
+      ... )
+      >>> result.history["excluded"].tolist()
+      [1, 1, 1, 1, 1]
+    """
+
+    max_norm: Any = None
+    max_report_norm: Any = None
+    min_clients: Any = 1
+    deadline: Any = None
+    step_seconds: Any = 0.0
+    link_seconds: Any = 0.0
+
+
+def check_guard(
+    guard: Any, num_clients: int | None = None, cohort_size: int | None = None
+) -> Guard | None:
+    """A guard as arrays, after checking its numbers against the population and the cohort."""
+    if guard is None:
+        return None
+    if not isinstance(guard, Guard):
+        raise ValueError(f"guard must be a Guard or None, got {guard!r}.")
+    found = {}
+    for name in ("max_norm", "max_report_norm", "deadline"):
+        value = getattr(guard, name)
+        if value is not None:
+            value = _one(name, checks.number(f"guard.{name}", value, low=0.0, open_low=True))
+        found[name] = value
+    for name in ("step_seconds", "link_seconds"):
+        value = checks.number(f"guard.{name}", getattr(guard, name), low=0.0, open_high=True)
+        value = jnp.asarray(value, jnp.result_type(float))
+        if value.ndim > 1 or (value.ndim and num_clients not in (None, value.shape[0])):
+            raise ValueError(
+                f"guard.{name} must be a number or one per client, [{num_clients or 'N'}], got shape"
+                f" {list(value.shape)}."
+            )
+        found[name] = value
+    fewest = guard.min_clients
+    if not checks.is_traced(fewest):
+        known = fewest.item() if isinstance(fewest, jax.Array) and fewest.ndim == 0 else fewest
+        checks.integer("guard.min_clients", known, low=1, high=cohort_size)
+    return Guard(**found, min_clients=jnp.asarray(fewest, jnp.int32))
+
+
+def _one(name: str, value: Any) -> jax.Array:
+    value = jnp.asarray(value, jnp.result_type(float))
+    if value.ndim:
+        raise ValueError(f"guard.{name} must be one number, got shape {list(value.shape)}.")
+    return value
+
+
+def before_work(guard: Guard, asked: jax.Array, num_steps: jax.Array) -> jax.Array:
+    """The faults that are known before any client works, `[S]`."""
+    away = (asked >= 0) & (num_steps == 0)
+    code = jnp.where(away, jnp.int32(Fault.DROPPED_OUT), jnp.int32(Fault.NONE))
+    if guard.deadline is None:
+        return code
+    step, link = (
+        x if x.ndim == 0 else x.at[asked].get(mode="clip")
+        for x in (guard.step_seconds, guard.link_seconds)
+    )
+    late = (num_steps > 0) & (link + step * num_steps.astype(step.dtype) > guard.deadline)
+    return jnp.where(late, jnp.int32(Fault.TIMED_OUT), code)
+
+
+def of_report(guard: Guard | None, report: Any) -> Any:
+    """The fault of one client's report; `()` without a guard."""
+    if guard is None:
+        return ()
+    return _first(
+        (~trees.all_finite(report), Fault.REPORT_NOT_FINITE),
+        (_too_large(report, guard.max_report_norm), Fault.REPORT_TOO_LARGE),
+    )
+
+
+def of_work(
+    guard: Guard | None, loss: jax.Array, upload: Any, contribution: Any, new_state: Any
+) -> Any:
+    """The fault of one client's work; `()` without a guard."""
+    if guard is None:
+        return ()
+    return _first(
+        (~jnp.isfinite(loss), Fault.LOSS_NOT_FINITE),
+        (~trees.all_finite((upload, contribution)), Fault.UPLOAD_NOT_FINITE),
+        (_too_large(upload, guard.max_norm), Fault.UPLOAD_TOO_LARGE),
+        (~trees.all_finite(new_state), Fault.STATE_NOT_FINITE),
+    )
+
+
+def exclude(clients: Any, found: Any) -> tuple[Any, Any]:
+    """The clients of a round without those at fault.
+
+    Args:
+      clients: a `Member` of the round, `[S, ...]`, with `weight`, `num_steps` and `fault`.
+      found: the faults of its present clients `[S]`; `()` without a guard.
+
+    Returns:
+      The clients, whose weights sum to 1 again, and what was left of the sum: sums that were made with
+      the old weights are divided by it. It is exactly 1 where nobody was at fault, None without a guard.
+    """
+    if isinstance(found, tuple):
+        return clients, None
+    bad = (found > 0) & (clients.num_steps > 0)
+    weight = jnp.where(bad, 0, clients.weight)
+    total = jnp.sum(weight)
+    kept = jnp.where(jnp.any(bad) & (total > 0), total, 1)
+    clients = clients._replace(
+        fault=jnp.where(bad, found, clients.fault),
+        num_steps=jnp.where(bad, 0, clients.num_steps),
+        weight=weight / kept,
+    )
+    return clients, kept
+
+
+def check_shapes(name: str, found: Any, expected: Any) -> None:
+    """Refuses arrays of other shapes than the server has, and names the first; while tracing.
+
+    Shapes are part of a compiled program: a wrong one cannot arise in a later round.
+    """
+    at = {jax.tree_util.keystr(p): x for p, x in jax.tree_util.tree_leaves_with_path(expected)}
+    leaves = {jax.tree_util.keystr(p): x for p, x in jax.tree_util.tree_leaves_with_path(found)}
+    for path in sorted(at.keys() | leaves.keys()):
+        sides = [
+            list(jnp.shape(tree[path])) if path in tree else "missing" for tree in (leaves, at)
+        ]
+        if sides[0] != sides[1]:
+            raise ValueError(f"{name}{path} must have the shape {sides[1]}, got {sides[0]}.")
+
+
+def check_uploaded_models(contribution: Any, model: Variables) -> None:
+    """Refuses an upload in which a model has another shape than the one that was broadcast."""
+    nodes = jax.tree_util.tree_leaves_with_path(
+        contribution, is_leaf=lambda node: isinstance(node, Variables)
+    )
+    for path, node in nodes:
+        if isinstance(node, Variables):
+            check_shapes(f"upload{jax.tree_util.keystr(path)}", node, model)
+
+
+def _first(*rules: tuple[jax.Array, Fault]) -> jax.Array:
+    """The code of the first rule that is broken."""
+    code = jnp.int32(Fault.NONE)
+    for broken, fault in reversed(rules):
+        code = jnp.where(broken, jnp.int32(fault), code)
+    return code
+
+
+def _too_large(tree: Any, limit: Any) -> jax.Array:
+    if limit is None:
+        return jnp.asarray(False)
+    norms = [jnp.sqrt(trees.squared_norm(part)) for part in _parts(tree)]
+    return jnp.any(jnp.stack(norms) > limit) if norms else jnp.asarray(False)
+
+
+def _parts(tree: Any) -> list[Any]:
+    """What has a unit of its own: fields of an upload, parameters and state of a model."""
+    if isinstance(tree, Coded):
+        return _parts(tree.inner)
+    if isinstance(tree, Uniform):
+        return _parts(tree.value)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return [part for field in tree for part in _parts(field)]
+    return [tree] if jax.tree.leaves(tree) else []

@@ -1,0 +1,164 @@
+"""Clients that send something else than what they found: to see what a defence is worth.
+
+Each attack takes an algorithm and gives one back, in which chosen clients replace their upload; they
+train as the others do, and keep the state that they should. All other clients upload, bit for bit, what
+they did before. The data's own attack, labels that are wrong, is `fedjax_opt.data.with_flipped_labels`.
+
+    sign_flip     u' = -scale u          drives the model back
+    scaling       u' = factor u          drags a mean to where the attacker wants it
+    nan_upload    u' = NaN               one of them is enough to end a run without a guard
+    replaced      u' = f(u, key)         anything else
+
+An attack goes around `compressed` to act on what the server decodes, or inside of it to be encoded.
+A probe's report is not attacked.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import Partial
+
+from fedjax_opt.core import Algorithm, Coded, checks, trees
+
+
+def sign_flip(algorithm: Algorithm, clients: Any, scale: Any = 1.0) -> Algorithm:
+    """Chosen clients upload the opposite of what they found: `-scale u`.
+
+    Args:
+      algorithm: any algorithm.
+      clients: who attacks: ids, or bool `[N]`. It may be traced.
+      scale: how much of it, positive; it may be traced.
+
+    Returns:
+      The algorithm under attack.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> algorithm = fo.attacks.sign_flip(fo.fedavg(fo.optimizers.sgd(0.1)), clients=[0, 7])
+
+    Reference:
+      Li, Xu, Chen, Giannakis, Ling. RSA: Byzantine-robust stochastic aggregation methods for
+      distributed learning from heterogeneous datasets. AAAI 2019.
+    """
+    scale = checks.number("scale", scale, low=0.0, open_low=True)
+    return replaced(algorithm, clients, Partial(_flipped, scale))
+
+
+def scaling(algorithm: Algorithm, clients: Any, factor: Any) -> Algorithm:
+    """Chosen clients upload a multiple of what they found: `factor u`.
+
+    Args:
+      algorithm: any algorithm.
+      clients: who attacks: ids, or bool `[N]`. It may be traced.
+      factor: any number; it may be traced. N makes one client's model replace the mean.
+
+    Returns:
+      The algorithm under attack.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> algorithm = fo.attacks.scaling(fo.fedavg(fo.optimizers.sgd(0.1)), [0], factor=100.0)
+
+    Reference:
+      Bagdasaryan, Veit, Hua, Estrin, Shmatikov. How to backdoor federated learning. AISTATS 2020.
+    """
+    return replaced(algorithm, clients, Partial(_scaled, checks.number("factor", factor)))
+
+
+def nan_upload(algorithm: Algorithm, clients: Any) -> Algorithm:
+    """Chosen clients upload NaN, in every entry.
+
+    Args:
+      algorithm: any algorithm.
+      clients: who attacks, or fails: ids, or bool `[N]`. It may be traced.
+
+    Returns:
+      The algorithm under attack.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> algorithm = fo.attacks.nan_upload(fo.fedavg(fo.optimizers.sgd(0.1)), clients=[3])
+    """
+    return replaced(algorithm, clients, Partial(_not_a_number))
+
+
+def replaced(algorithm: Algorithm, clients: Any, function: Any) -> Algorithm:
+    """Chosen clients upload what a function makes of their upload: an attack of your own.
+
+    Args:
+      algorithm: any algorithm.
+      clients: who attacks: ids, or bool `[N]`. It may be traced.
+      function: (upload, key) -> upload, of the same structure, shapes and dtypes; of a compressed
+        upload it sees the value. The key is the client's own in this round.
+
+    Returns:
+      The algorithm under attack.
+
+    Example:
+      Noise in place of an upload:
+
+      >>> import jax
+      >>> import fedjax_opt as fo
+      >>> def noise(upload, key):
+      ...     return jax.tree.map(lambda x: jax.random.normal(key, x.shape, x.dtype), upload)
+      >>> algorithm = fo.attacks.replaced(fo.fedavg(fo.optimizers.sgd(0.1)), [1, 2], noise)
+    """
+    clients = checks.as_array("clients", _listed(clients))
+    kind = jnp.result_type(clients)
+    if jnp.ndim(clients) != 1 or not (
+        jnp.issubdtype(kind, jnp.integer) or jnp.issubdtype(kind, jnp.bool_)
+    ):
+        raise ValueError(
+            "clients must be a list of ids or bool, one per client [N], got"
+            f" {kind}{list(jnp.shape(clients))}."
+        )
+    if not callable(function):
+        raise ValueError(f"function must be a function of (upload, key), got {function!r}.")
+    function = function if isinstance(function, Partial) else Partial(function)
+    return algorithm._replace(
+        finish=Partial(_finish, algorithm.finish, jnp.asarray(clients), function)
+    )
+
+
+def _listed(clients: Any) -> Any:
+    # An empty list would be of floats, and bools are no numbers to NumPy.
+    if isinstance(clients, (list, tuple, set, range)):
+        found = np.asarray(list(clients))
+        return found if found.size else found.astype(np.int32)
+    return clients
+
+
+def _finish(finish, clients, function, local, context):
+    upload, state = finish(local, context)
+    if context.id is None:  # shapes alone are asked for, by the costs of an upload
+        return upload, state
+    if clients.dtype == bool:
+        attacks = clients[context.id]
+    else:
+        attacks = jnp.any(clients == context.id.astype(clients.dtype))
+    honest = upload.inner if isinstance(upload, Coded) else upload
+    # Apart from the key that a codec around or inside of the attack rounds with.
+    false = function(honest, jax.random.fold_in(context.key, 1))
+    checks.same_structure("function(upload, key)", false, honest, "what clients upload")
+    sent = trees.select(attacks, false, honest)
+    return dataclasses.replace(upload, inner=sent) if isinstance(upload, Coded) else sent, state
+
+
+def _flipped(scale, upload, key):
+    del key
+    return trees.scale(-jnp.asarray(scale, jnp.result_type(float)), upload)
+
+
+def _scaled(factor, upload, key):
+    del key
+    return trees.scale(factor, upload)
+
+
+def _not_a_number(upload, key):
+    del key
+    return jax.tree.map(
+        lambda x: jnp.full_like(x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.floating) else x, upload
+    )

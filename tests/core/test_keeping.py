@@ -1,0 +1,270 @@
+"""What stays of a run's checkpoints, how they are written meanwhile, and what signals do."""
+
+import json
+import os
+import signal
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_opt as fo
+from fedjax_opt.core.checkpoint_trees import Arrays
+from fedjax_opt.core.retention import Retention
+from tests.core import problems
+from tests.core.test_simulate import DATA, N, simulate
+
+FEDAVG = fo.fedavg(fo.optimizers.sgd(0.1))
+STATE = problems.start(FEDAVG, N)
+
+
+def at(round_number):
+    return STATE._replace(round=jnp.int32(round_number))
+
+
+def fill(directory, losses, **options):
+    """Checkpoints of rounds 10, 20, ... with these losses; which of them have stayed."""
+    with fo.Checkpoints(directory, **options) as checkpoints:
+        for i, loss in enumerate(losses):
+            checkpoints.save(at(10 * i + 10), {}, metrics={"loss": loss})
+        return checkpoints.rounds, checkpoints.best_round
+
+
+@pytest.mark.parametrize(
+    ("rule", "stay", "best"),
+    [
+        (Retention(2, None, None, False), [40, 50], None),
+        (Retention(1, 20, None, False), [20, 40, 50], None),
+        (Retention(1, None, "loss", False), [20, 50], 20),
+        (Retention(2, None, "loss", True), [30, 40, 50], 30),
+        (Retention(9, None, None, False), [10, 20, 30, 40, 50], None),
+    ],
+)
+def test_what_stays(rule, stay, best):
+    losses = [3.0, 1.0, 4.0, 1.0, np.nan]
+    metrics = {10 * i + 10: {"loss": loss} for i, loss in enumerate(losses)}
+    gone = rule.superfluous(metrics)
+    assert (sorted(metrics.keys() - gone), rule.best(metrics)) == (stay, best)
+
+
+def test_the_rest_is_deleted(tmp_path):
+    options = {"keep": 1, "keep_every": 20, "best_metric": "loss", "maximise": True}
+    assert fill(tmp_path, [5.0, 1.0, 4.0, 1.0], **options) == ([10, 20, 40], 10)
+    assert sorted(os.listdir(tmp_path)) == [".lock", "10", "20", "40"]
+
+
+def test_the_best_is_remembered_by_another_process(tmp_path):
+    fill(tmp_path, [3.0, 1.0, 4.0], keep=1, best_metric="loss")
+    with fo.Checkpoints(tmp_path, keep=1, best_metric="loss") as checkpoints:
+        checkpoints.save(at(90), {}, metrics={"loss": 2.0})
+        assert checkpoints.rounds == [20, 90] and checkpoints.best_round == 20
+        (tmp_path / "20" / "about.json").write_text("{}")  # what cannot be read is not the best
+        assert checkpoints.best_round == 90
+
+
+def test_rules_that_make_no_sense_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"keep_every must be .*at least 1, got 0"):
+        fo.Checkpoints(tmp_path, keep_every=0)
+    with fo.Checkpoints(tmp_path, best_metric="accuracy") as checkpoints:
+        with pytest.raises(ValueError, match=r"one of the evaluated \['loss'\], got 'accuracy'"):
+            checkpoints.save(at(1), {}, metrics={"loss": 1.0})
+        assert checkpoints.rounds == []
+    assert Retention(1, None, "loss", False).best({}) is None
+
+
+class Held:
+    """Makes every write wait until it is let go, or fail."""
+
+    def __init__(self, monkeypatch, error=None):
+        self.go = threading.Event()
+        self.begun = threading.Event()
+        write = Arrays.write
+
+        def held(arrays, *rest):
+            self.begun.set()
+            assert self.go.wait(60)
+            if error is not None:
+                raise error
+            write(arrays, *rest)
+
+        monkeypatch.setattr(Arrays, "write", held)
+
+
+def test_a_state_may_be_given_up_while_it_is_written(tmp_path, monkeypatch):
+    held = Held(monkeypatch)
+    give_up = jax.jit(lambda x: jax.tree.map(lambda y: y + 1, x), donate_argnums=0)
+    state = jax.tree.map(jnp.copy, at(3))
+    expected = problems.arrays(at(3))
+    history = {"rounds": {"loss": np.arange(3.0)}}
+    with fo.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(state, history)
+        assert held.begun.wait(60) and os.listdir(tmp_path / ".partial-3") == []
+        give_up(state.server)
+        assert state.server.variables.params["w"].is_deleted()
+        history["rounds"]["loss"][:] = -1
+        held.go.set()
+        restored, found = checkpoints.restore(STATE)
+    for a, b in zip(problems.arrays(restored), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(found["rounds"]["loss"], np.arange(3.0))
+
+
+def test_rounds_go_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    """The second chunk is played while the first one's checkpoint is held; its own waits for it."""
+    held = Held(monkeypatch)
+    events = []
+    with fo.Checkpoints(tmp_path) as checkpoints:
+        wait = checkpoints.wait
+
+        def watched():
+            if checkpoints._pending is not None:
+                events.append(("waits", held.go.is_set()))
+                held.go.set()
+            wait()
+
+        def watch(event):
+            events.append((event.round, held.go.is_set()))
+
+        monkeypatch.setattr(checkpoints, "wait", watched)
+        simulate(15, FEDAVG, checkpoints=checkpoints, callbacks=[watch], evaluate_every=5)
+        assert checkpoints.rounds == [5, 10, 15]
+    assert events[:3] == [(5, False), ("waits", False), (10, True)]
+
+
+def test_a_write_that_fails_is_told_and_leaves_the_others(tmp_path, monkeypatch):
+    with fo.Checkpoints(tmp_path) as checkpoints:
+        simulate(5, FEDAVG, checkpoints=checkpoints, evaluate_every=5)
+        held = Held(monkeypatch, OSError(28, "No space left on device"))
+        held.go.set()
+        with pytest.raises(OSError, match="No space left") as caught:
+            simulate(20, FEDAVG, checkpoints=checkpoints, evaluate_every=5)
+        assert "checkpoint of round 10" in caught.value.__notes__[0]
+        assert checkpoints.rounds == [5]
+    assert sorted(os.listdir(tmp_path)) == [".lock", "5"]
+
+
+def test_synchronous_writes_are_there_at_once(tmp_path):
+    with fo.Checkpoints(tmp_path, asynchronous=False) as checkpoints:
+        checkpoints.save(at(1), {})
+        assert (tmp_path / "1" / "manifest.json").exists()
+        before = os.stat(tmp_path / "1").st_mtime_ns
+        checkpoints.save(at(1), {})  # there already
+        assert os.stat(tmp_path / "1").st_mtime_ns == before
+
+
+def test_two_runs_do_not_write_into_one_directory(tmp_path):
+    with fo.Checkpoints(tmp_path) as checkpoints, fo.Checkpoints(tmp_path) as others:
+        checkpoints.save(at(1), {})
+        assert others.latest_round in (None, 1)  # reading is free
+        with pytest.raises(ValueError, match="being written to by another run"):
+            others.save(at(2), {})
+    with fo.Checkpoints(tmp_path) as others:
+        others.save(at(2), {})
+        assert others.rounds == [1, 2]
+
+
+def test_what_a_kill_has_left_is_cleared_away(tmp_path):
+    for name in (".partial-5", ".deleted-1"):
+        (tmp_path / name / "state").mkdir(parents=True)
+        (tmp_path / name / "state" / "half").write_text("x")
+    with fo.Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.latest_round is None
+        checkpoints.save(at(2), {})
+    assert sorted(os.listdir(tmp_path)) == [".lock", "2"]
+
+
+def raising(number, at_round=10, times=1):
+    def callback(event):
+        if event.round == at_round:
+            for _ in range(times):
+                signal.raise_signal(number)
+
+    return callback
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_after_its_checkpoint(tmp_path, number):
+    handlers = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)]
+    options = {"evaluate_every": 5, "test": DATA.examples}
+    with fo.Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(fo.Interrupted) as caught:
+            simulate(30, FEDAVG, checkpoints=checkpoints, callbacks=[raising(number)], **options)
+        assert checkpoints.latest_round == 10
+        result = caught.value.result
+        assert result.stopped == f"{number.name} after round 10 of 30"
+        assert result.history["loss"].shape == (10,) and int(result.state.round) == 10
+        assert str(tmp_path) in str(caught.value) and caught.value.exit_code == 128 + number
+        assert isinstance(caught.value, KeyboardInterrupt)
+        assert [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)] == handlers
+        resumed = simulate(30, FEDAVG, checkpoints=checkpoints, **options)
+    problems.assert_identical(resumed.state, simulate(30, FEDAVG, **options).state)
+
+
+def test_a_signal_in_the_last_chunk_is_not_lost(tmp_path):
+    with fo.Checkpoints(tmp_path) as checkpoints, pytest.raises(fo.Interrupted, match="10 of 10"):
+        simulate(10, FEDAVG, checkpoints=checkpoints, callbacks=[raising(signal.SIGTERM)],
+                 evaluate_every=5)  # fmt: skip
+
+
+@pytest.fixture
+def usual_interrupt():
+    """The handler of SIGINT that Python has by itself; without a terminal it may be ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_signal_does_what_it_did_before(tmp_path, usual_interrupt):
+    with fo.Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            simulate(10, FEDAVG, checkpoints=checkpoints, evaluate_every=5,
+                     callbacks=[raising(signal.SIGINT, 5, times=2)])  # fmt: skip
+        assert type(caught.value) is KeyboardInterrupt
+        assert checkpoints.rounds == [5]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_signals_are_left_alone_without_checkpoints_and_in_other_threads(tmp_path):
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def watch(event):
+        seen.append((signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)))
+
+    simulate(5, FEDAVG, evaluate_every=5, callbacks=[watch])
+    with fo.Checkpoints(tmp_path) as checkpoints:
+        thread = threading.Thread(
+            target=simulate,
+            args=(5, FEDAVG),
+            kwargs={"checkpoints": checkpoints, "evaluate_every": 5, "callbacks": [watch]},
+        )
+        thread.start()
+        thread.join()
+        assert checkpoints.rounds == [5]
+    assert seen == [before, before]
+
+
+def test_a_failure_of_the_run_is_told_before_that_of_its_checkpoint(tmp_path, monkeypatch):
+    held = Held(monkeypatch, OSError("disk"))
+    held.go.set()
+
+    def fail(event):
+        raise ZeroDivisionError
+
+    with (
+        fo.Checkpoints(tmp_path) as checkpoints,
+        pytest.warns(UserWarning, match="The last checkpoint was not written: disk"),
+        pytest.raises(ZeroDivisionError),
+    ):
+        simulate(5, FEDAVG, checkpoints=checkpoints, callbacks=[fail], evaluate_every=5)
+
+
+def test_a_manifest_lists_every_file_and_its_checksum(tmp_path):
+    fill(tmp_path, [1.0])
+    manifest = json.loads((tmp_path / "10" / "manifest.json").read_text())
+    files = {p.relative_to(tmp_path / "10").as_posix() for p in (tmp_path / "10").rglob("*")
+             if p.is_file()}  # fmt: skip
+    assert manifest["files"].keys() == files - {"manifest.json"}
+    assert all(len(about["sha256"]) == 64 for about in manifest["files"].values())
