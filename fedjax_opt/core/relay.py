@@ -88,33 +88,31 @@ def timetable(size: int, parts: int, steps: Any) -> Shift:
     """
     steps = jnp.asarray(steps, jnp.int32)
     each, rest = divmod(size, parts)
+    stops, most = num_stops(size, parts), -(-size // parts)
     # Where the piece of a device begins is rounded up to whole steps; what lies before that of the client
     # across its beginning is the neighbour's. Written so that no product is larger than K times devices.
-    under = np.arange(parts + 1) * rest % parts
+    under = (np.arange(parts + 1) * rest % parts).astype(np.int32)
     head = jnp.where(under > 0, steps, 0) + -under * steps // parts
-    own = np.bincount(owners(size, parts), minlength=parts)
-    most = -(-size // parts)
-    # A client is never on two devices at once, and has a stop between them, if the devices stop at least
-    # as often as this.
+    # A client is never on two devices at once, and finds a stop in between, if they stop this often.
     spacing = (each - 1) * steps + rest * steps // parts + 1
 
-    turn = np.arange(1 + most)
-    is_head, is_own = turn == 0, (turn[None] >= 1) & (turn[None] <= own[:, None])
-    is_last = turn[None] == own[:, None]
-    taken = jnp.where(is_last, head[1:, None], 0)  # the steps that a neighbour took before
-    length = jnp.where(is_head, head[:-1, None], jnp.where(is_own, steps - taken, 0))
-    start = jnp.where(is_head, 0, head[:-1, None] + (turn - 1) * steps)  # the device's own clock
-
-    stops = num_stops(size, parts)
-    clock = jnp.arange(stops + 1)[None, :, None] * spacing
-    start, length, taken = start[:, None], length[:, None], taken[:, None]
-    first = taken + jnp.clip(clock - start, 0, length)
-    until = jnp.where(np.arange(stops + 1)[:, None] == stops, length, clock + spacing - start)
+    # From here on with the axes [device, phase, turn].
+    phase, turn = (np.arange(n, dtype=np.int32) for n in (stops + 1, 1 + most))
+    phase, turn = phase[None, :, None], turn[None, None, :]
+    own = np.bincount(owners(size, parts), minlength=parts)[:, None, None]
+    before, after = head[:-1, None, None], head[1:, None, None]
+    is_head = turn == 0
+    taken = jnp.where(turn == own, after, 0)  # the steps that the neighbour took before
+    length = jnp.where(is_head, before, jnp.where(turn <= own, steps - taken, 0))
+    start = jnp.where(is_head, 0, before + (turn - 1) * steps)  # by the device's own clock
+    now = phase * spacing
+    first = taken + jnp.clip(now - start, 0, length)
+    until = jnp.where(phase == stops, length, now + spacing - start)
     end = taken + jnp.clip(until, 0, length)
     busy, whole = end > first, taken + length
     return Shift(
-        first=first.astype(jnp.int32),
-        end=end.astype(jnp.int32),
+        first=first,
+        end=end,
         is_new=busy & (first == 0),
         is_taken_over=busy & (first == taken) & (taken > 0),
         is_passed_on=busy & is_head & (end == whole),
@@ -154,7 +152,7 @@ def map_reduce(
     mesh = strategy.mesh
     assert mesh is not None
     parts = meshes.num_parts(mesh)
-    is_filler = jnp.asarray(places(size, parts) >= size)
+    is_filler = places(size, parts) >= size
 
     def on_one_device(shared, mine, head, shifts):
         summed, stacked = _play(job_of, shared, mine, head, shifts)
