@@ -38,7 +38,7 @@ class GRULayer(nn.Module):
         # What does not meet the reset gate can be added before the loop.
         before = input_bias + bias.at[2 * size :].set(0)
         parts = zip(jnp.split(input_kernel, 3, axis=-1), jnp.split(before, 3), strict=True)
-        given = tuple(x @ kernel + bias[None, None] for kernel, bias in parts)
+        given = tuple(_times(x, kernel) + bias[None, None] for kernel, bias in parts)
         return _gru(given, tuple(jnp.split(kernel, 3, axis=-1)), bias[2 * size :])
 
 
@@ -76,7 +76,7 @@ def _gru_derivative(primals, tangents):
     d_given, d_kernels, d_bias = tangents
     states, r, z, n, q = _gru_states(*primals)
     before = jnp.concatenate([jnp.zeros_like(states[:1]), states[:-1]])
-    d_ar, d_az, d_q = (before @ kernel for kernel in d_kernels)
+    d_ar, d_az, d_q = (_times(before, kernel) for kernel in d_kernels)
     d_all = (d_given[0] + d_ar, d_given[1] + d_az, d_given[2], d_q + d_bias[None, None])
 
     def step(d_h, inputs):
@@ -115,7 +115,8 @@ class LSTMLayer(nn.Module):
             h = nn.sigmoid(o) * jnp.tanh(c)
             return (h, c), h
 
-        given = jnp.split(x @ input_kernel + bias[None, None], 4, axis=-1)
+        parts = zip(jnp.split(input_kernel, 4, axis=-1), jnp.split(bias, 4), strict=True)
+        given = [_times(x, kernel) + bias[None, None] for kernel, bias in parts]
         zeros = jnp.zeros_like(given[0][0])
         return jax.lax.scan(step, (zeros, zeros), given)[1]
 
@@ -138,9 +139,17 @@ class LanguageModel(nn.Module):
         x = nn.Embed(self.vocabulary, self.embedding, embedding_init=init)(ids.T)
         for layer in self.layers:
             x = layer(x)
+        length, batch, _ = x.shape
+        x = x.reshape(length * batch, -1)
         if self.projection is not None:
             x = nn.Dense(self.projection)(x)
-        return nn.Dense(self.vocabulary)(x).swapaxes(0, 1), x[-1]
+        logits = nn.Dense(self.vocabulary)(x).reshape(length, batch, -1)
+        return logits.swapaxes(0, 1), x[-batch:]
+
+
+def _times(x, kernel):
+    """x @ kernel with all steps and sequences as rows: XLA's CPU code is slower for three axes."""
+    return (x.reshape(-1, x.shape[-1]) @ kernel).reshape(*x.shape[:-1], -1)
 
 
 def _uniform(size):
