@@ -56,7 +56,7 @@ def order(strategy: Strategy, work: jax.Array, size: int, unequal: bool) -> Any:
 
 
 def seats(strategy: Strategy, num_steps: jax.Array, unequal: bool) -> jax.Array:
-    """Whom of the cohort each part of the devices needs, one part after the other; some more than once."""
+    """Whom of the cohort each device needs, one device after the other; some more than once."""
     size, parts = num_steps.shape[0], num_parts(strategy)
     places = strategies.round_up(strategy, size)
     rows = jnp.minimum(jnp.arange(places, dtype=jnp.int32), size - 1)

@@ -7,10 +7,10 @@ wrap-around rule; here with K = 10):
     device 0    client 0, client 1, the last 5 steps of client 2
     device 1    the first 5 steps of client 2, client 3, client 4
 
-A device takes the steps that it has of its neighbour's client first, and those of its own client that
-the neighbour took first last: in between, the client's model travels. All devices stop together for that,
-after the same number of steps, as often as it takes for everyone's to arrive in time. No number
-changes: every client takes the steps that it would take on one device, one after the other.
+A device begins with what it has of its neighbour's client, and ends with its own client that the other
+neighbour has begun: in between, the client's model travels. All devices stop together for that, after
+the same number of steps, as often as it takes for all models to arrive in time. No number changes:
+every client takes the steps that it would take on one device, one after the other.
 
 R. McNaughton (1959), Scheduling with deadlines and loss functions, Management Science 6(1).
 """
@@ -58,28 +58,22 @@ def owners(size: int, parts: int) -> np.ndarray:
 
 
 def places(size: int, parts: int) -> np.ndarray:
-    """Who stands in which place: each device's own clients, then fillers, whose numbers begin at `size`."""
-    own = np.bincount(owners(size, parts), minlength=parts)
-    most = -(-size // parts)
-    found, filler = np.empty((parts, most), np.int64), size
-    for part, count in enumerate(own):
-        begin = own[:part].sum()
-        missing = most - count
-        found[part] = [*range(begin, begin + count), *range(filler, filler + missing)]
-        filler += missing
+    """Who stands in which place: each device's own clients, then fillers, numbered from `size` on."""
+    is_taken = np.arange(-(-size // parts)) < _counts(size, parts)[:, None]
+    found = np.empty(is_taken.shape, np.int64)
+    found[is_taken] = np.arange(size)
+    found[~is_taken] = np.arange(size, found.size)
     return found.reshape(-1)
 
 
 def heads(size: int, parts: int) -> np.ndarray:
     """In which place the client stands that each device begins for its neighbour; any, for the first."""
-    own = np.bincount(owners(size, parts), minlength=parts)
-    most = -(-size // parts)
-    last = np.arange(parts) * most + own - 1
+    last = np.arange(parts) * -(-size // parts) + _counts(size, parts) - 1
     return np.append(0, last[:-1])
 
 
 def timetable(size: int, parts: int, steps: Any) -> Shift:
-    """All shifts `[parts, stops + 1, 1 + clients of a device]`: first the neighbour's client, then its own.
+    """All shifts `[parts, stops + 1, 1 + most]`: of the neighbour's client, then of its own.
 
     Args:
       size: the clients, more than devices.
@@ -89,8 +83,8 @@ def timetable(size: int, parts: int, steps: Any) -> Shift:
     steps = jnp.asarray(steps, jnp.int32)
     each, rest = divmod(size, parts)
     stops, most = num_stops(size, parts), -(-size // parts)
-    # Where the piece of a device begins is rounded up to whole steps; what lies before that of the client
-    # across its beginning is the neighbour's. Written so that no product is larger than K times devices.
+    # Where a device's piece of the line begins, rounded up to whole steps, its neighbour's client ends
+    # `head` steps later. Written so that no product is larger than K times devices.
     under = (np.arange(parts + 1) * rest % parts).astype(np.int32)
     head = jnp.where(under > 0, steps, 0) + -under * steps // parts
     # A client is never on two devices at once, and finds a stop in between, if they stop this often.
@@ -99,7 +93,7 @@ def timetable(size: int, parts: int, steps: Any) -> Shift:
     # From here on with the axes [device, phase, turn].
     phase, turn = (np.arange(n, dtype=np.int32) for n in (stops + 1, 1 + most))
     phase, turn = phase[None, :, None], turn[None, None, :]
-    own = np.bincount(owners(size, parts), minlength=parts)[:, None, None]
+    own = _counts(size, parts)[:, None, None]
     before, after = head[:-1, None, None], head[1:, None, None]
     is_head = turn == 0
     taken = jnp.where(turn == own, after, 0)  # the steps that the neighbour took before
@@ -224,12 +218,15 @@ def _play(job_of, shared, mine, head, shifts):
     return jax.lax.fori_loop(0, num_phases, one_phase, memory)[-1]
 
 
+def _counts(size, parts):
+    """How many clients end on each device."""
+    return np.bincount(owners(size, parts), minlength=parts)
+
+
 def _if(condition, change, carry):
     """`change(carry)` or `carry`; as a loop, which changes it in place where a branch would copy it."""
     return jax.lax.fori_loop(0, jnp.asarray(condition, jnp.int32), lambda _, c: change(c), carry)
 
 
 def _row(stacked, index):
-    return jax.tree.map(
-        lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), stacked
-    )
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), stacked)

@@ -28,7 +28,9 @@ def test_everyone_takes_each_step_once_and_in_order(size, parts):
     places = relay.places(size, parts)
     assert sorted(places) == list(range(len(places)))
     here = np.concatenate([places[relay.heads(size, parts)][:, None], places.reshape(parts, -1)], 1)
-    for steps, first, end in zip(counts, np.asarray(every.first), np.asarray(every.end), strict=True):
+    for steps, first, end in zip(
+        counts, np.asarray(every.first), np.asarray(every.end), strict=True
+    ):
         work = (end - first).sum(axis=(1, 2))
         assert work.sum() == size * steps and np.ptp(work) <= 1
         taken = {client: [] for client in range(size)}
@@ -95,7 +97,9 @@ def test_no_client_is_computed_twice():
         jax.debug.callback(lambda x: steps.append(float(x)), batch["x"][0, 0])
         return problems.MODEL.loss(variables, batch, key)
 
-    data = fo.ClientData.from_list([{"x": np.full((1, 3), float(i)), "y": np.ones(1)} for i in range(3)])
+    data = fo.ClientData.from_list(
+        [{"x": np.full((1, 3), float(i)), "y": np.ones(1)} for i in range(3)]
+    )
     algorithm = fo.fedavg(fo.optimizers.sgd(0.1))
     state = problems.start(algorithm, 3)
     fo.run_rounds(

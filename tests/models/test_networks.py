@@ -1,7 +1,7 @@
 """What the papers' models compute: against NumPy, against Flax's own layers, and by training."""
 
-import flax.linen as nn
 import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -46,7 +46,7 @@ class GRULayer(nn.Module):
 def _gru(given, kernels, bias):
     """All states `[L, B, features]`, from what the gates r, z, n are given in each step.
 
-    Its derivative is written out, for the sake of U's: the loop over time is left with what h's derivative
+    Its derivative is written out, for the sake of U's: the loop over time is left with what that of h
     needs, and U's comes of one product over all steps, where a derivative of the loop would add up one
     product for each. With a = (given_r + U_r h, given_z + U_z h) and q = U_n h + c:
 
