@@ -1,4 +1,7 @@
-"""Clients dealt to devices by work: a device has as many as the others, and about as much to do."""
+"""Clients dealt to devices by work, so that each has about as much to do as the others.
+
+Where all clients take as many steps, those left over are shared (`relay`); else whole clients are dealt.
+"""
 
 from typing import Any
 
@@ -6,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.core import meshes, strategies
+from fedjax_opt.core import meshes, relay, strategies
 from fedjax_opt.core.strategies import Strategy
 
 
@@ -37,23 +40,37 @@ def deal(work: jax.Array, parts: int) -> jax.Array:
     return jnp.argsort(-work, stable=True)[rank]
 
 
+def order(strategy: Strategy, work: jax.Array, size: int, unequal: bool) -> Any:
+    """Which client stands in which place `[places]`, if it makes a difference; else None.
+
+    Args:
+      strategy: how clients are executed.
+      work: of each client and of those who fill the places up, 0 for these `[places]`.
+      size: how many are not there to fill up.
+      unequal: whether clients may differ in their work.
+    """
+    parts = num_parts(strategy)
+    if relay.applies(strategy, size, unequal):
+        return relay.places(size, parts)
+    return deal(work, parts) if unequal and 1 < parts < size else None
+
+
 def seats(strategy: Strategy, num_steps: jax.Array, unequal: bool) -> jax.Array:
-    """Who of the cohort is computed in which place, absent clients that fill it up among them."""
-    size = num_steps.shape[0]
+    """Whom of the cohort each device needs, one device after the other; some more than once."""
+    size, parts = num_steps.shape[0], num_parts(strategy)
     places = strategies.round_up(strategy, size)
     rows = jnp.minimum(jnp.arange(places, dtype=jnp.int32), size - 1)
-    if not is_dealt(strategy, size, unequal):
+    dealt = order(strategy, jnp.where(jnp.arange(places) < size, num_steps[rows], 0), size, unequal)
+    if dealt is None:
         return rows
-    work = jnp.where(jnp.arange(places) < size, num_steps[rows], 0)
-    return rows[deal(work, num_parts(strategy))]
+    rows = rows[dealt]
+    if not relay.applies(strategy, size, unequal):
+        return rows
+    begun = rows[relay.heads(size, parts)]
+    return jnp.concatenate([begun[:, None], rows.reshape(parts, -1)], axis=1).reshape(-1)
 
 
-def is_dealt(strategy: Strategy, size: int, unequal: bool) -> bool:
-    """Whether it makes a difference who is computed where."""
-    return unequal and 1 < num_parts(strategy) < size
-
-
-def undo(dealt: jax.Array, stacked: Any) -> Any:
+def undo(dealt: Any, stacked: Any) -> Any:
     """Results that stand in the dealt order, in the order of the clients."""
     back = jnp.argsort(dealt)
     return jax.tree.map(lambda x: x[back], stacked)

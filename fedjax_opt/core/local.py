@@ -26,6 +26,26 @@ class Tally(NamedTuple):
     bad_step: jax.Array
 
 
+class Job(NamedTuple):
+    """A client's work, which can be laid down between two steps.
+
+    Attributes:
+      begin: () -> what is carried from step to step.
+      step: (carry, k) -> carry, for k = 0, 1, ...
+      finish: carry -> what comes of it.
+      num_steps: how many steps it has; a Python int if that is known beforehand.
+    """
+
+    begin: Callable[[], Any]
+    step: Callable[[Any, jax.Array], Any]
+    finish: Callable[[Any], Any]
+    num_steps: jax.Array | int
+
+    def whole(self) -> Any:
+        """What comes of all of it."""
+        return self.finish(counted_loop(self.num_steps, self.step, self.begin()))
+
+
 def work(
     algorithm: Algorithm,
     model: Model,
@@ -36,8 +56,8 @@ def work(
     num_steps: jax.Array | int,
     watch: tuple[str, ...] = (),
     observe: Callable[[Any], dict[str, jax.Array]] | None = None,
-) -> tuple[Any, Any, Tally, Any]:
-    """Trains one client.
+) -> Job:
+    """The training of one client.
 
     Args:
       algorithm: the algorithm.
@@ -53,16 +73,14 @@ def work(
         its start and its end where the number of steps is an array.
 
     Returns:
-      The upload, the client's new persistent state, the tally, and what the diagnostics need.
+      A job. What comes of it: the upload, the client's new persistent state, the tally, and what the
+      diagnostics need.
     """
     context = context._replace(key=jax.random.fold_in(key, _OWN))
-    local = algorithm.start(context.message, context.client)
     record = _Record(observe, num_steps)
-    seen = record.begun(local)
-    start: Any = get_variables(local) if watch else None
     perturbed = "perturbation_norm" in watch
 
-    def one_step(local, k):
+    def one_step(local, start, k):
         batch, mask = draw(feed, key, k)
         objective = Objective(model, jax.random.fold_in(key, k), mask)
         change = ()
@@ -71,17 +89,22 @@ def work(
             change = trees.subtract(here, there)
         return *algorithm.step(local, objective, batch, context._replace(step=k)), change
 
-    evaluation = jax.eval_shape(one_step, local, jnp.zeros((), jnp.int32))[1]
-    nothing = Tally(
-        loss_sum=jnp.zeros((), evaluation.loss.dtype),
-        first_loss=jnp.zeros((), evaluation.loss.dtype),
-        metric_sums=trees.zeros_like(evaluation.metrics),
-        bad_step=jnp.full((), -1, jnp.int32),
-    )
+    def begin():
+        local = algorithm.start(context.message, context.client)
+        start: Any = get_variables(local) if watch else ()
+        evaluation = jax.eval_shape(one_step, local, start, jnp.zeros((), jnp.int32))[1]
+        nothing = Tally(
+            loss_sum=jnp.zeros((), evaluation.loss.dtype),
+            first_loss=jnp.zeros((), evaluation.loss.dtype),
+            metric_sums=trees.zeros_like(evaluation.metrics),
+            bad_step=jnp.full((), -1, jnp.int32),
+        )
+        no_change = trees.zeros_like(start.params) if perturbed else ()
+        return local, nothing, no_change, record.begun(local), start
 
-    def body(carry, k):
-        local, tally, perturbation, seen = carry
-        local, evaluation, change = one_step(local, k)
+    def step(carry, k):
+        local, tally, perturbation, seen, start = carry
+        local, evaluation, change = one_step(local, start, k)
         share = trees.reciprocal(context.num_steps)
         perturbation = trees.add_scaled(perturbation, share, change)
         bad = (tally.bad_step < 0) & ~jnp.isfinite(evaluation.loss)
@@ -91,21 +114,22 @@ def work(
             metric_sums=trees.add(tally.metric_sums, evaluation.metrics),
             bad_step=jnp.where(bad, k, tally.bad_step),
         )
-        return local, tally, perturbation, record.stepped(seen, local, k)
+        return local, tally, perturbation, record.stepped(seen, local, k), start
 
-    no_change = trees.zeros_like(start.params) if perturbed else ()
-    carry = (local, nothing, no_change, seen)
-    local, tally, perturbation, seen = counted_loop(num_steps, body, carry)
-    upload, client = algorithm.finish(local, context)
-    averaged, kept = {}, record.ended(seen, local)
-    if watch:
-        end = get_variables(local).params
-        averaged, also = diagnostics.of_client(watch, start.params, end, perturbation)
-        kept |= also
-    if "upload_bytes" in watch:
-        sent = messages.num_bytes(upload) + messages.num_bytes(context.report)
-        averaged["upload_bytes"] = Uniform(jnp.asarray(sent, jnp.result_type(float)))
-    return upload, client, tally, (averaged, kept)
+    def finish(carry):
+        local, tally, perturbation, seen, start = carry
+        upload, client = algorithm.finish(local, context)
+        averaged, kept = {}, record.ended(seen, local)
+        if watch:
+            end = get_variables(local).params
+            averaged, also = diagnostics.of_client(watch, start.params, end, perturbation)
+            kept |= also
+        if "upload_bytes" in watch:
+            sent = messages.num_bytes(upload) + messages.num_bytes(context.report)
+            averaged["upload_bytes"] = Uniform(jnp.asarray(sent, jnp.result_type(float)))
+        return upload, client, tally, (averaged, kept)
+
+    return Job(begin, step, finish, num_steps)
 
 
 class _Record(NamedTuple):

@@ -162,7 +162,7 @@ def _work(about, algorithm, model, parts, leaves, batches, key):
         id=jnp.int32(about["client"]),
     )  # fmt: skip
     noting = algorithm._replace(step=Partial(step, algorithm.step))
-    upload, state, *_ = local.work(noting, model, draw, (), key, context, num_steps)
+    upload, state, *_ = local.work(noting, model, draw, (), key, context, num_steps).whole()
     return Replay(about, np.array(losses), upload, state)
 
 

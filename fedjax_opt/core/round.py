@@ -14,6 +14,7 @@ from fedjax_opt.core import (
     local,
     members,
     meshes,
+    relay,
     strategies,
     trees,
 )
@@ -83,11 +84,10 @@ def federated_round(
     clients = Member(cohort, feeding.feed, num_steps, weights, (), test_rows, fault)
     clients = members.pad(strategy, clients)
     padded = clients.id.shape[0] > size
-    dealt, parts = None, balance.num_parts(strategy)
-    if balance.is_dealt(strategy, size, unequal):
-        dealt = balance.deal(clients.num_steps, parts)
+    dealt = balance.order(strategy, clients.num_steps, size, unequal)
+    if dealt is not None:
         clients = jax.tree.map(lambda x: x[dealt], clients)
-    absent = members.is_absent if padded and parts > 1 else None
+    absent = members.is_absent if padded and balance.num_parts(strategy) > 1 else None
     participation = members.participation(clients, state.num_clients)
     shared = (
         algorithm,
@@ -131,14 +131,13 @@ def federated_round(
             client=_state_of(client, states),
             report=report,
             own_report=client.own_report,
-            # An absent client takes no step, yet whatever divides by K must stay finite.
-            num_steps=jnp.maximum(client.num_steps, 1),
+            num_steps=_divisor(client),
             step=jnp.zeros((), jnp.int32),
             participation=share,
             round=round_number,
             id=client.id,
         )
-        upload, new_state, tally, (averaged, kept) = local.work(
+        job = local.work(
             algorithm,
             model,
             partial(feeding.draw, examples),
@@ -149,12 +148,18 @@ def federated_round(
             watch,
             partial(_own_metrics, model, test, client.test_rows) if client.test_rows else None,
         )
-        contribution = upload
+        return job._replace(finish=lambda end: conclude(shared, client, job.finish(end)))
+
+    def conclude(shared, client, result):
+        """What the server and the history take of a client's work."""
+        algorithm, message, *_, guard = shared
+        upload, new_state, tally, (averaged, kept) = result
+        contribution, num_steps = upload, _divisor(client)
         if algorithm.receive is not None:
-            contribution = algorithm.receive(upload, context.num_steps)
+            contribution = algorithm.receive(upload, num_steps)
         if guard is not None:
             guards.check_uploaded_models(contribution, get_variables(message))
-        steps = context.num_steps.astype(tally.loss_sum.dtype)
+        steps = num_steps.astype(tally.loss_sum.dtype)
         noted = {
             "loss": tally.loss_sum / steps,
             "first_loss": tally.first_loss,
@@ -168,9 +173,16 @@ def federated_round(
         own = (new_state, fault, noted["loss"], tally.bad_step, kept)
         return (_summed(algorithm, contribution, client), means), (own, stacked)
 
-    (summed, means), (own, contributions) = strategies.map_reduce(
-        strategy, train, (shared, report), clients, absent
-    )
+    def train_whole(known, client):
+        return train(known, client).whole()
+
+    known = (shared, report)
+    if relay.applies(strategy, size, unequal):
+        steps = jnp.max(clients.num_steps) if static_steps is None else static_steps
+        trained = relay.map_reduce(strategy, train, known, clients, size, steps)
+    else:
+        trained = strategies.map_reduce(strategy, train_whole, known, clients, absent)
+    (summed, means), (own, contributions) = trained
     new_states, found, *noted = own
 
     def in_order(tree):
@@ -242,6 +254,11 @@ def full_gradient(
 
     shared = (variables, feeding.shared, key)
     return strategies.map_reduce(strategy, probe, shared, clients)[0]
+
+
+def _divisor(client: Member) -> jax.Array:
+    """K; 1 for an absent client, which takes no step: whatever divides by it must stay finite."""
+    return jnp.maximum(client.num_steps, 1)
 
 
 def _state_of(client: Member, states: Any) -> Any:

@@ -357,7 +357,8 @@ def test_parts_make_the_whole(name):
             message, client, (), (), jnp.int32(steps), jnp.int32(0), jnp.ones(()), jnp.int32(0)
         )
         draw = lambda feed, key, k: (feed, None)  # noqa: E731
-        return local.work(algorithm, MODEL, draw, batch, jax.random.key(0), context, steps)[:2]
+        job = local.work(algorithm, MODEL, draw, batch, jax.random.key(0), context, steps)
+        return job.whole()[:2]
 
     assert fo.costs.measured_flops(in_a_loop, server, client, BATCH) == pytest.approx(
         whole, rel=2e-3

@@ -1,10 +1,12 @@
 """What the papers' models compute: against NumPy, against Flax's own layers, and by training."""
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.test_util import check_grads
 
 import fedjax_opt as fo
 from fedjax_opt.models.networks.cnn import CNN, DNN, CifarCNN
@@ -62,6 +64,24 @@ def test_gru_layer_is_its_equations():
         h = (1 - z) * n + z * h
         states.append(h)
     np.testing.assert_allclose(jax.jit(layer.apply)(variables, x), states, rtol=1e-5, atol=1e-6)
+
+
+def test_gru_layer_has_its_derivatives():
+    """Forward and backward, once and twice, against differences; and under vmap."""
+    x = RNG.normal(size=(4, 2, 3))
+    layer = GRULayer(2)
+    variables = jax.tree.map(lambda p: p.astype(float), randomised(layer.init, np.float32(x)))
+
+    @jax.jit
+    def states(variables, x):
+        return layer.apply(variables, x)
+
+    check_grads(states, (variables, x), order=2, modes=("fwd", "rev"), rtol=1e-6, atol=1e-6)
+    many = jax.tree.map(lambda p: np.stack([p, -p]), variables)
+    gradient = jax.grad(lambda *inputs: jnp.sum(states(*inputs) ** 2))
+    found = jax.vmap(gradient, in_axes=(0, None))(many, x)
+    expected = gradient(jax.tree.map(lambda p: p[1], many), x)
+    chex.assert_trees_all_close(jax.tree.map(lambda g: g[1], found), expected, rtol=1e-12)
 
 
 def test_lstm_layer_is_its_equations():

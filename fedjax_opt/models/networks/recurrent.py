@@ -1,9 +1,9 @@
 """Language models of stacked recurrent layers.
 
 A layer multiplies all time steps by its input matrix at once, before the loop over time; the loop is
-left with the products that need the last state, one for each gate: inside of a loop, XLA's CPU code is
-several times slower for a sigmoid of a slice than for one of a whole array. Sequences are time-major
-inside.
+left with the products that need the last state. There is one product for each gate, before the loop and
+in it: XLA's CPU code is several times slower for a sigmoid of a slice than for one of a whole array, and
+gradients of slices are put together by copying. Sequences are time-major inside.
 
 Cho et al., Learning phrase representations using RNN encoder-decoder, 2014 (GRU). Hochreiter and
 Schmidhuber, Long short-term memory, 1997.
@@ -35,17 +35,59 @@ class GRULayer(nn.Module):
         kernel = self.param("recurrent_kernel", init, (size, 3 * size))
         bias = self.param("recurrent_bias", init, (3 * size,))
 
-        kernels, biases = jnp.split(kernel, 3, axis=-1), jnp.split(bias, 3)
+        # What does not meet the reset gate can be added before the loop.
+        before = input_bias + bias.at[2 * size :].set(0)
+        parts = zip(jnp.split(input_kernel, 3, axis=-1), jnp.split(before, 3), strict=True)
+        given = tuple(_times(x, kernel) + bias[None, None] for kernel, bias in parts)
+        return _gru(given, tuple(jnp.split(kernel, 3, axis=-1)), bias[2 * size :])
 
-        def step(h, given):
-            r, z, n = (h @ w + b[None] for w, b in zip(kernels, biases, strict=True))
-            reset, update = nn.sigmoid(given[0] + r), nn.sigmoid(given[1] + z)
-            new = jnp.tanh(given[2] + reset * n)
-            h = new + update * (h - new)
-            return h, h
 
-        given = jnp.split(x @ input_kernel + input_bias[None, None], 3, axis=-1)
-        return jax.lax.scan(step, jnp.zeros_like(given[0][0]), given)[1]
+@jax.custom_jvp
+def _gru(given, kernels, bias):
+    """All states `[L, B, features]`, from what the gates r, z, n are given in each step.
+
+    Its derivative is written out, for the sake of U's: the loop over time is left with what that of h
+    needs, and U's comes of one product over all steps, where a derivative of the loop would add up one
+    product for each. With a = (given_r + U_r h, given_z + U_z h) and q = U_n h + c:
+
+        dn = (1 - n^2) (dgiven_n + r dq + q r (1 - r) da_r)
+        dh <- (1 - z) dn + z dh + (h - n) z (1 - z) da_z
+    """
+    return _gru_states(given, kernels, bias)[0]
+
+
+def _gru_states(given, kernels, bias):
+    """The states, and what the derivative needs: r, z, n and q."""
+
+    def step(h, given):
+        a_r, a_z, q = (h @ kernel for kernel in kernels)
+        q = q + bias[None]
+        r, z = nn.sigmoid(given[0] + a_r), nn.sigmoid(given[1] + a_z)
+        n = jnp.tanh(given[2] + r * q)
+        h = n + z * (h - n)
+        return h, (h, r, z, n, q)
+
+    return jax.lax.scan(step, jnp.zeros_like(given[0][0]), given)[1]
+
+
+@_gru.defjvp
+def _gru_derivative(primals, tangents):
+    _, kernels, _ = primals
+    d_given, d_kernels, d_bias = tangents
+    states, r, z, n, q = _gru_states(*primals)
+    before = jnp.concatenate([jnp.zeros_like(states[:1]), states[:-1]])
+    d_ar, d_az, d_q = (_times(before, kernel) for kernel in d_kernels)
+    d_all = (d_given[0] + d_ar, d_given[1] + d_az, d_given[2], d_q + d_bias[None, None])
+
+    def step(d_h, inputs):
+        (d_ar, d_az, d_n, d_q), (h, r, z, n, q) = inputs
+        u_r, u_z, u_n = (d_h @ kernel for kernel in kernels)
+        d_n = (1 - n * n) * (d_n + r * (d_q + u_n) + q * (r * (1 - r)) * (d_ar + u_r))
+        d_h = (1 - z) * d_n + z * d_h + (h - n) * (z * (1 - z)) * (d_az + u_z)
+        return d_h, d_h
+
+    start = jnp.zeros_like(states[0])
+    return states, jax.lax.scan(step, start, (d_all, (before, r, z, n, q)))[1]
 
 
 class LSTMLayer(nn.Module):
@@ -73,7 +115,8 @@ class LSTMLayer(nn.Module):
             h = nn.sigmoid(o) * jnp.tanh(c)
             return (h, c), h
 
-        given = jnp.split(x @ input_kernel + bias[None, None], 4, axis=-1)
+        parts = zip(jnp.split(input_kernel, 4, axis=-1), jnp.split(bias, 4), strict=True)
+        given = [_times(x, kernel) + bias[None, None] for kernel, bias in parts]
         zeros = jnp.zeros_like(given[0][0])
         return jax.lax.scan(step, (zeros, zeros), given)[1]
 
@@ -96,9 +139,17 @@ class LanguageModel(nn.Module):
         x = nn.Embed(self.vocabulary, self.embedding, embedding_init=init)(ids.T)
         for layer in self.layers:
             x = layer(x)
+        length, batch, _ = x.shape
+        x = x.reshape(length * batch, -1)
         if self.projection is not None:
             x = nn.Dense(self.projection)(x)
-        return nn.Dense(self.vocabulary)(x).swapaxes(0, 1), x[-1]
+        logits = nn.Dense(self.vocabulary)(x).reshape(length, batch, -1)
+        return logits.swapaxes(0, 1), x[-batch:]
+
+
+def _times(x, kernel):
+    """x @ kernel with all steps and sequences as rows: XLA's CPU code is slower for three axes."""
+    return (x.reshape(-1, x.shape[-1]) @ kernel).reshape(*x.shape[:-1], -1)
 
 
 def _uniform(size):
