@@ -107,15 +107,17 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
             return everywhere
         rest = jax.tree.map(lambda _: everywhere, part)
         return rest._replace(
-            server=jax.tree.map(lambda x: cut(x, 0), part.server),
-            clients=jax.tree.map(lambda x: cut(x, 1), part.clients),
+            server=jax.tree.map(lambda x: _cut(x, 0, mesh), part.server),
+            clients=table_shardings(part.clients, mesh),
         )
-
-    def cut(x, first):
-        return NamedSharding(mesh, _spec(jnp.shape(x), first, mesh.shape.get(MODEL, 1)))
 
     everywhere = NamedSharding(mesh, PartitionSpec())
     return jax.tree.map(of_any, tree, is_leaf=lambda x: isinstance(x, FederatedState))
+
+
+def table_shardings(clients: Any, mesh: Mesh) -> Any:
+    """Where each array of the clients' states, stacked `[R, ...]`, belongs."""
+    return jax.tree.map(lambda x: _cut(x, 1, mesh), clients)
 
 
 def made(make: Callable[[], Any], mesh: Mesh | None) -> Any:
@@ -131,6 +133,26 @@ def settled(tree: Any, mesh: Mesh | None) -> Any:
         return tree
     assert mesh is not None  # or it were simple
     return jax.tree.map(jax.lax.with_sharding_constraint, tree, shardings(tree, mesh))
+
+
+def fetched(tree: Any) -> Any:
+    """Arrays on the host, whole; what is divided over processes is brought together.
+
+    All processes must call it, on the same arrays.
+    """
+
+    def one(x):
+        if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:
+            return np.asarray(x)
+        from jax.experimental import multihost_utils
+
+        return multihost_utils.process_allgather(x, tiled=True)
+
+    return jax.tree.map(one, tree)
+
+
+def _cut(x: Any, first: int, mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, _spec(jnp.shape(x), first, mesh.shape.get(MODEL, 1)))
 
 
 def _spec(shape: tuple[int, ...], first: int, parts: int) -> PartitionSpec:
