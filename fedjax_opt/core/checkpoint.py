@@ -3,7 +3,7 @@
 A checkpoint is a folder named by the number of rounds done:
 
     state/, history/   arrays, as orbax writes them
-    state-00001/, ...  pieces of arrays that are divided over processes, by who wrote them
+    pieces-00001/ ...  of arrays that are divided over processes, what process 1 has of them
     about.json         what run it is of, its hyperparameters and metrics, versions, machine
     manifest.json      the size and the SHA-256 of every other file; written last
 
@@ -21,6 +21,7 @@ from typing import Any
 import jax
 
 from fedjax_opt.core import checkpoint_files as files
+from fedjax_opt.core import checkpoint_pieces as pieces
 from fedjax_opt.core import checkpoint_trees as trees
 from fedjax_opt.core import checks, distributed, provenance
 from fedjax_opt.core.retention import Retention
@@ -123,7 +124,7 @@ class Checkpoints:
         metrics = {} if metrics is None else {name: float(x) for name, x in metrics.items()}
         self._retention.check(metrics)
         round_number, flat = int(state.round), trees.plain(state)
-        divided = any(map(trees.is_divided, flat.values()))
+        divided = any(map(pieces.is_divided, flat.values()))
         first = jax.process_index() == 0
         due = first and self._begin(round_number, divided)
         if divided:  # each process writes its own pieces, once there is a place for them
@@ -131,9 +132,9 @@ class Checkpoints:
             due = distributed.from_first(due)
         if not due:
             return
-        whole, pieces = trees.parted(flat)
+        whole, own = pieces.parted(flat)
         if not first:
-            self._start(round_number, self._contribute, round_number, pieces)
+            self._start(round_number, self._contribute, round_number, own)
             return
         about = provenance.circumstances() | {
             "round": round_number,
@@ -142,7 +143,7 @@ class Checkpoints:
             "metrics": metrics,
             **(identity or {}),
         }
-        arrays = trees.copied(whole), pieces, trees.copied(dict(history))
+        arrays = trees.copied(whole), own, trees.copied(dict(history))
         self._start(round_number, self._write, round_number, arrays, about, divided)
 
     def _begin(self, number: int, divided: bool) -> bool:
@@ -257,11 +258,12 @@ class Checkpoints:
     def _write(
         self, number: int, arrays: tuple[Any, Any, Any], about: dict[str, Any], divided: bool
     ) -> None:
-        whole, pieces, history = arrays
+        whole, own, history = arrays
 
         def fill(folder: pathlib.Path) -> None:
             self._arrays.write(folder, whole, history)
-            self._arrays.write_pieces(folder, pieces)
+            if own:
+                pieces.write(folder, own)
             (folder / _ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
 
         others = tuple(range(1, jax.process_count())) if divided else ()
@@ -269,9 +271,9 @@ class Checkpoints:
         for old in self._retention.superfluous(self._metrics()):
             files.delete(self.directory, old)
 
-    def _contribute(self, number: int, pieces: dict[str, Any]) -> None:
-        def fill(folder: pathlib.Path) -> list[str]:
-            return self._arrays.write_pieces(folder, pieces)
+    def _contribute(self, number: int, own: list[dict[str, Any]]) -> None:
+        def fill(folder: pathlib.Path) -> str:
+            return pieces.write(folder, own)
 
         files.contribute(self.directory, number, jax.process_index(), fill)
 

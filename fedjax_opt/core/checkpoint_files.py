@@ -51,7 +51,7 @@ def begin(directory: pathlib.Path, number: int) -> None:
 
 
 def contribute(
-    directory: pathlib.Path, number: int, process: int, fill: Callable[[pathlib.Path], list[str]]
+    directory: pathlib.Path, number: int, process: int, fill: Callable[[pathlib.Path], str]
 ) -> None:
     """Puts what a process other than the first has into a folder that was begun.
 
@@ -59,7 +59,7 @@ def contribute(
       directory: where the folders are.
       number: of the folder.
       process: which process this is.
-      fill: writes into a folder, and names the folders in it that are this process's alone.
+      fill: writes into a folder, and names the one in it that is this process's alone.
     """
     partial = directory / f"{_PARTIAL}{number}"
 
@@ -69,11 +69,9 @@ def contribute(
         os.replace(fresh, partial / _SEALED.format(process))
 
     try:
-        own = [partial / name for name in fill(partial)]
-        names = [f"{folder.name}/{name}" for folder in own for name in _names(folder)]
-        sealed = {name: _seal(partial / name) for name in names}
-        for folder in own:
-            _sync_tree(folder)
+        own = partial / fill(partial)
+        sealed = {f"{own.name}/{name}": _seal(own / name) for name in _names(own)}
+        _sync_tree(own)
         say({"files": sealed})
     except BaseException as error:
         with contextlib.suppress(OSError):  # the first process need not wait for it
