@@ -3,7 +3,7 @@
     pieces-00001/index.json   of process 1: which file is the piece of which array, and where it begins
     pieces-00001/00000.bin    the bytes of a piece
 
-No process ever has the whole of such an array. Any number of processes can read what any other number
+No process has to hold the whole of such an array. Any number of processes can read what any other number
 has written, each what its own devices need. (orbax writes plain arrays in the first process alone, and
 arrays of all processes while all of them wait for each other; these are written in the background.)
 """

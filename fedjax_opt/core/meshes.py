@@ -20,7 +20,7 @@ CLIENTS, MODEL = "clients", "model"
 _WHOLE = 1024
 
 # Arrays up to it cost less to copy next to each other than to send one by one.
-_SMALL_BYTES = 2**18
+_SMALL_BYTES = 2**20
 
 
 @jax.tree_util.register_pytree_node_class

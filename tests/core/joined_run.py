@@ -60,6 +60,30 @@ def keep(name, strategy, rounds, folder=None):
     return numbers((result.history["cohort"], result.state.server, clients))
 
 
+def messages():
+    """How many collectives there are in a program of some rounds of FedAvg, whose model has six arrays."""
+    algorithm, mesh = fo.fedavg(fo.optimizers.sgd(0.1)), meshes.over_all_devices()
+    data = fo.data.quadratics(num_clients=8, dimension=2)[1]
+    parts = {name: jax.numpy.ones(2) for name in "abcdef"}
+
+    def loss(variables, batch, key):
+        del key
+        return sum(jax.numpy.sum(x**2) for x in variables.params.values()) / 2, fo.Aux()
+
+    model, start = fo.Model(lambda key, batch: None, loss), fo.init_state(algorithm, parts, 8)
+    start = fo.place(start)
+
+    def some_rounds(state):
+        return fo.run_rounds(
+            algorithm, model, data, state, 3, cohort_size=8, batch_size=1, local_steps=2,
+            strategy=fo.Strategy("sharded", mesh=mesh),
+        ).state  # fmt: skip
+
+    text = jax.jit(some_rounds).lower(start).compile().as_text()
+    kinds = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
+    return sum(f" {kind}(" in line for line in text.splitlines() for kind in kinds)
+
+
 def numbers(tree):
     """The arrays of a tree as lists, wherever they are."""
     return [np.asarray(x).tolist() for x in jax.tree.leaves(meshes.fetched(tree))]
@@ -87,6 +111,7 @@ def main(folder):
         kept[name] = begun, keep(name, strategy, 4, folder / name / "begun_by_one")
     report = {
         "process": me,
+        "messages": messages(),
         "devices": [jax.device_count(), jax.local_device_count()],
         "first": fo.distributed.from_first(f"said by {me.index}"),
         "each": fo.distributed.from_each("said by" + me.index * " me"),

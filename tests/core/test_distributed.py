@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 import sys
 
 import jax
@@ -57,6 +58,9 @@ def test_two_processes_give_the_numbers_of_one(joined):
         assert report["process"] == [index, 2] and report["devices"] == [4, 2]
         assert report["first"] == "said by 0" and report["each"] == ["said by", "said by me"]
         assert report["same again"] and report["latest"] == 4
+        assert (
+            report["messages"] == 3
+        )  # the sums, each client's loss, where it stopped being a number
         assert_all_close(report["found"], expected)
 
 
@@ -102,6 +106,23 @@ def test_stores_and_checkpoints_of_many_processes(joined, name):
     assert pieces == (["pieces-00000", "pieces-00001"] if name == "shared" else [])
     run_ahead(parts[1])
     assert_all_close(joined_run.keep(name, "scan", 4, home), expected[1])
+
+
+def test_a_store_with_a_part_that_is_not_its_own_is_refused(joined):
+    store = joined[0] / "small" / "begun_by_two" / "store"
+    parts = [store / f"part-{part:05d}-of-00002" for part in range(2)]
+    parts[1].rename(store.parent / "elsewhere")
+    with pytest.raises(ValueError, match=r"without part 1 of 2: no process sees its folder"):
+        joined_run.keep("small", "scan", 6, store.parent)
+    shutil.copytree(parts[0], parts[1])
+    with pytest.raises(ValueError, match=r"must describe part 1 of 2, .*got part 0 of 2"):
+        joined_run.keep("small", "scan", 6, store.parent)
+    shutil.rmtree(parts[1])
+    shutil.copytree(parts[0], store / "part-00001-of-00003")
+    with pytest.raises(
+        ValueError, match=r"directory must be empty, or hold client state that is c"
+    ):
+        joined_run.keep("small", "scan", 6, store.parent)
 
 
 @pytest.fixture
