@@ -3,10 +3,10 @@
     PYTHONPATH=. python benchmarks/scale/weak.py --output benchmarks/results/weak.json
     PYTHONPATH=. python benchmarks/scale/weak.py --draw benchmarks/results/weak.json    (runs nothing)
 
-FedAvg, four clients for each device, minibatches of 32 examples; five rounds in a call of `run_rounds`. Two
-sizes: an MLP 784-200-200-62 with 80 local steps, whose rounds are work, and an MLP 64-128-10 with one local
-step, whose rounds are little more than what a round costs whatever is computed in it. A layout runs in
-processes of its own; the seconds of a round are the median over calls after the first two.
+FedAvg, four clients for each device, minibatches of 32 examples; five rounds in a call of `run_rounds`.
+Two sizes: an MLP 784-200-200-62 with 80 local steps, whose rounds are work, and an MLP 64-128-10 with
+one local step, whose rounds are little more than what any round costs. A layout runs in processes of its
+own; the seconds of a round are the median over calls after the first two.
 
 On as many cores as devices the seconds would stay the same; with fewer cores they grow with the devices
 per core, so the last column divides by what that alone would give. The table goes into the page beside

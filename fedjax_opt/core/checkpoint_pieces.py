@@ -111,7 +111,7 @@ class Pieces:
             self._leaf.shape, self._leaf.sharding, lambda index: self._parts[self._bounds(index)]
         )
 
-    def _bounds(self, index: tuple[slice, ...]) -> tuple[tuple[int, int], ...]:
+    def _bounds(self, index: Any) -> tuple[tuple[int, int], ...]:
         pairs = zip(index, self._leaf.shape, strict=True)
         return tuple(part.indices(length)[:2] for part, length in pairs)
 

@@ -157,7 +157,7 @@ class ClientStore:
         if ids.size and (ids[0] < 0 or ids[-1] >= num_clients):
             raise ValueError(f"ids must lie in [0, {num_clients - 1}], got {ids[0]} to {ids[-1]}.")
         mesh = meshes.over_all_devices() if jax.process_count() > 1 else None
-        return row_exchange.between(mesh, len(ids)).rows(ids, self.holders(ids), self.read_states)
+        return row_exchange.rows_of(mesh, ids, self.holders(ids), self.read_states)
 
     @property
     def row_format(self) -> RowFormat:

@@ -219,13 +219,12 @@ class FromStore:
 
     def _rows(self, ids: np.ndarray) -> ClientRows:
         """The states of clients as they are now, on the devices."""
-        exchange = row_exchange.between(self._mesh, len(ids))
 
         def read(some: np.ndarray) -> Any:
             # By the thread: it has written the last chunk by then.
             return self._worker.submit(self._store.read_states, some).result()
 
-        return exchange.rows(ids, self._store.holders(ids), read)
+        return row_exchange.rows_of(self._mesh, ids, self._store.holders(ids), read)
 
     def _write(self, done: int, ids: np.ndarray, back: Callable[[], Any]) -> None:
         self._store.write(done, ids, self._store.row_format.pack(back()))

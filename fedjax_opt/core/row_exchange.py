@@ -35,58 +35,48 @@ def between(mesh: Mesh | None, room: int) -> "OneHost | ManyHosts":
       mesh: the devices; None for the first one.
       room: how many rows a table has.
     """
-    return OneHost(mesh, room) if meshes.is_simple(mesh) else ManyHosts(mesh, room)
+    if mesh is None or meshes.is_simple(mesh):
+        return OneHost(mesh, room)
+    return ManyHosts(mesh, room)
 
 
-class _Exchange:
-    """What both have in common: a table of a fixed number of rows, for some clients in order."""
+def rows_of(mesh: Mesh | None, ids: np.ndarray, holders: np.ndarray, read: Read) -> ClientRows:
+    """The states of clients, read at once and brought to the devices of a mesh."""
+    exchange, nobody = between(mesh, len(ids)), np.full(len(ids), -1, np.int32)
+    return exchange.table(ids, None, nobody, exchange.read(ids, nobody, holders, read))
+
+
+class OneHost:
+    """Rows that this process has all of.
+
+    Args:
+      mesh: the devices; None for the first one.
+      room: how many rows a table has.
+    """
 
     def __init__(self, mesh: Mesh | None, room: int) -> None:
         self._mesh, self._room = mesh, room
 
-    def rows(self, ids: np.ndarray, holders: np.ndarray, read: Read) -> ClientRows:
-        """The states of clients, read at once."""
-        nobody = np.full(len(ids), -1, np.int32)
-        sent = self.read(ids, nobody, holders, read)
-        return self.table(ids, None, nobody, sent)
-
     def read(self, ids: np.ndarray, source: np.ndarray, holders: np.ndarray, read: Read) -> Any:
-        """On the host, in any thread: what `table` needs of this process's rows.
+        """On the host, in any thread: a table with the rows that are read; zeros elsewhere.
 
         Args:
           ids: the clients of the next table, ascending.
           source: where a client stands in the table before; -1 for one that is to be read.
-          holders: which process has each row.
-          read: reads rows of this process.
+          holders: which process has each row: this one.
+          read: reads rows.
         """
-        raise NotImplementedError
-
-    def table(self, ids: np.ndarray, before: Any, source: np.ndarray, sent: Any) -> ClientRows:
-        """The next table on the devices, from the one before, if any, and from what was read."""
-        raise NotImplementedError
-
-    def _filled(self, values: np.ndarray, filling: int) -> np.ndarray:
-        """Values in a table's length."""
-        rest = np.full(self._room - len(values), filling, np.int32)
-        return np.append(values.astype(np.int32), rest)
-
-
-class OneHost(_Exchange):
-    """Rows that this process has all of."""
-
-    def read(self, ids: np.ndarray, source: np.ndarray, holders: np.ndarray, read: Read) -> Any:
-        """A table with the rows that are read in their places; zeros elsewhere."""
         del holders
         fresh = np.flatnonzero(source < 0)
         return jax.tree.map(partial(_placed, self._room, fresh), read(ids[fresh]))
 
     def table(self, ids: np.ndarray, before: Any, source: np.ndarray, sent: Any) -> ClientRows:
-        """The next table, whole on every device."""
+        """The next table, whole on every device, from the one before, if any, and what was read."""
         if before is None:
             states = jax.tree.map(jnp.array, sent)  # a copy: its buffers are given up
         else:
-            states = _handed_on(before, sent, self._filled(source, -1))
-        table = ClientRows(jnp.array(self._filled(ids, NOBODY)), states)
+            states = _handed_on(before, sent, _filled(self._room, source, -1))
+        table = ClientRows(jnp.array(_filled(self._room, ids, NOBODY)), states)
         return table if self._mesh is None else meshes.put(table, self._mesh)
 
     def back(self, states: Any, holders: np.ndarray) -> Callable[[], Any]:
@@ -95,11 +85,16 @@ class OneHost(_Exchange):
         return lambda: jax.tree.map(lambda x: np.asarray(x)[:count], states)
 
 
-class ManyHosts(_Exchange):
-    """Rows of which each process has its own."""
+class ManyHosts:
+    """Rows of which each process has its own.
+
+    Args:
+      mesh: the devices of all processes.
+      room: how many rows a table has.
+    """
 
     def __init__(self, mesh: Mesh, room: int) -> None:
-        super().__init__(mesh, room)
+        self._mesh, self._room = mesh, room
         devices = mesh.devices.reshape(-1)
         self._split = NamedSharding(Mesh(devices, ("devices",)), PartitionSpec("devices"))
         owner = np.array([device.process_index for device in devices])
@@ -108,26 +103,26 @@ class ManyHosts(_Exchange):
         self._me = jax.process_index()
 
     def read(self, ids: np.ndarray, source: np.ndarray, holders: np.ndarray, read: Read) -> Any:
-        """The rows that are read by this process, and where all of them stand in the cut array."""
+        """What this process reads, and where all fresh rows stand in the cut array; as `OneHost`'s."""
         fresh = np.flatnonzero(source < 0)
         seats, each = self._seats("there", holders[fresh])
         mine = np.flatnonzero(holders[fresh] == self._me)
         return read(ids[fresh[mine]]), seats[mine], self._spread(fresh, seats), each
 
     def table(self, ids: np.ndarray, before: Any, source: np.ndarray, sent: Any) -> ClientRows:
-        """The next table, as a state on this mesh has it."""
+        """The next table, where a state on this mesh has it; from the one before, and what was read."""
         own, places, where, each = sent
         put = partial(self._put, places, each)
         cut = jax.tree.map(put, own)
         everywhere = partial(meshes.put, mesh=self._mesh)
-        where, source = everywhere((where, self._filled(source, -1)))
+        where, source = everywhere((where, _filled(self._room, source, -1)))
         leaves = jax.tree.leaves(cut)
         shapes = [jax.ShapeDtypeStruct((self._room, *x.shape[1:]), x.dtype) for x in leaves]
         found = _brought_together(
             leaves, jax.tree.leaves(before) or None, where, source,
             tuple(meshes.table_shardings(shapes, self._mesh)),
         )  # fmt: skip
-        ids = everywhere(self._filled(ids, NOBODY))
+        ids = everywhere(_filled(self._room, ids, NOBODY))
         return ClientRows(ids, jax.tree.unflatten(jax.tree.structure(cut), found))
 
     def back(self, states: Any, holders: np.ndarray) -> Callable[[], Any]:
@@ -186,6 +181,11 @@ class ManyHosts(_Exchange):
             return _placed(each, places[here] - start, own[here])
 
         return jax.make_array_from_callback(shape, self._split, part)
+
+
+def _filled(room: int, values: np.ndarray, filling: int) -> np.ndarray:
+    """Values in a table's length."""
+    return np.append(values, np.full(room - len(values), filling)).astype(np.int32)
 
 
 def _placed(room: int, places: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -61,7 +61,7 @@ def keep(name, strategy, rounds, folder=None):
 
 
 def messages():
-    """How many collectives there are in a program of some rounds of FedAvg, whose model has six arrays."""
+    """How many collectives there are in a round of FedAvg, whose model has six arrays."""
     algorithm, mesh = fo.fedavg(fo.optimizers.sgd(0.1)), meshes.over_all_devices()
     data = fo.data.quadratics(num_clients=8, dimension=2)[1]
     parts = {name: jax.numpy.ones(2) for name in "abcdef"}
