@@ -77,7 +77,7 @@ def messages():
         return fo.run_rounds(
             algorithm, model, data, state, 3, cohort_size=8, batch_size=1, local_steps=2,
             strategy=fo.Strategy("sharded", mesh=mesh),
-        ).state  # fmt: skip
+        )  # fmt: skip
 
     text = jax.jit(some_rounds).lower(start).compile().as_text()
     kinds = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")

@@ -58,9 +58,8 @@ def test_two_processes_give_the_numbers_of_one(joined):
         assert report["process"] == [index, 2] and report["devices"] == [4, 2]
         assert report["first"] == "said by 0" and report["each"] == ["said by", "said by me"]
         assert report["same again"] and report["latest"] == 4
-        assert (
-            report["messages"] == 3
-        )  # the sums, each client's loss, where it stopped being a number
+        # The sums, each client's loss, and the step at which it stopped being a number.
+        assert report["messages"] == 3
         assert_all_close(report["found"], expected)
 
 
