@@ -36,7 +36,7 @@ def joined(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         status = launch(
-            command, 2, devices=2, timeout=240, show=lambda line, is_error: said.append(line)
+            command, 2, devices=2, timeout=400, show=lambda line, is_error: said.append(line)
         )
     assert status == 0, "\n".join(said)
     assert sorted(line for line in said if "done" in line) == [
