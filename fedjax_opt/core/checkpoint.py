@@ -3,6 +3,7 @@
 A checkpoint is a folder named by the number of rounds done:
 
     state/, history/   arrays, as orbax writes them
+    pieces-00001/ ...  of arrays that are divided over processes, what process 1 has of them
     about.json         what run it is of, its hyperparameters and metrics, versions, machine
     manifest.json      the size and the SHA-256 of every other file; written last
 
@@ -13,15 +14,16 @@ key and the round. The position in the data follows from the last two, as cohort
 import json
 import pathlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
 
 from fedjax_opt.core import checkpoint_files as files
+from fedjax_opt.core import checkpoint_pieces as pieces
 from fedjax_opt.core import checkpoint_trees as trees
-from fedjax_opt.core import checks, provenance
+from fedjax_opt.core import checks, distributed, provenance
 from fedjax_opt.core.retention import Retention
 from fedjax_opt.core.state import FederatedState
 
@@ -121,11 +123,19 @@ class Checkpoints:
         """
         metrics = {} if metrics is None else {name: float(x) for name, x in metrics.items()}
         self._retention.check(metrics)
-        round_number = int(state.round)
-        if round_number in self.rounds or jax.process_index() != 0:
+        round_number, flat = int(state.round), trees.plain(state)
+        divided = any(map(pieces.is_divided, flat.values()))
+        first = jax.process_index() == 0
+        due = first and self._begin(round_number, divided)
+        if divided:  # each process writes its own pieces, once there is a place for them
+            self.wait()
+            due = distributed.from_first(due)
+        if not due:
             return
-        self._lock = self._lock or files.Lock(self.directory)
-        plain = trees.copied(trees.plain(state))
+        whole, own = pieces.parted(flat)
+        if not first:
+            self._start(round_number, self._contribute, round_number, own)
+            return
         about = provenance.circumstances() | {
             "round": round_number,
             "versions": provenance.versions(),
@@ -133,11 +143,24 @@ class Checkpoints:
             "metrics": metrics,
             **(identity or {}),
         }
-        task = (round_number, plain, trees.copied(dict(history)), about)
+        arrays = trees.copied(whole), own, trees.copied(dict(history))
+        self._start(round_number, self._write, round_number, arrays, about, divided)
+
+    def _begin(self, number: int, divided: bool) -> bool:
+        """Whether the first process is to write a checkpoint; it then has the directory for itself."""
+        if number in self.rounds:
+            return False
+        self._lock = self._lock or files.Lock(self.directory)
+        if divided:
+            files.begin(self.directory, number)
+        return True
+
+    def _start(self, number: int, write: Callable[..., None], *arguments: Any) -> None:
+        """Writes now, or in the background."""
         if self._writer is None:
-            self._write(*task)
+            write(*arguments)
         else:
-            self._pending = round_number, self._writer.submit(self._write, *task)
+            self._pending = number, self._writer.submit(write, *arguments)
 
     def wait(self) -> None:
         """Returns when nothing is being written any more; raises what went wrong with it."""
@@ -232,14 +255,27 @@ class Checkpoints:
                 found[number] = {}
         return found
 
-    def _write(self, number: int, plain: Any, history: Any, about: dict[str, Any]) -> None:
+    def _write(
+        self, number: int, arrays: tuple[Any, Any, Any], about: dict[str, Any], divided: bool
+    ) -> None:
+        whole, own, history = arrays
+
         def fill(folder: pathlib.Path) -> None:
-            self._arrays.write(folder, plain, history)
+            self._arrays.write(folder, whole, history)
+            if own:
+                pieces.write(folder, own)
             (folder / _ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
 
-        files.write(self.directory, number, fill)
+        others = tuple(range(1, jax.process_count())) if divided else ()
+        files.write(self.directory, number, fill, others)
         for old in self._retention.superfluous(self._metrics()):
             files.delete(self.directory, old)
+
+    def _contribute(self, number: int, own: list[dict[str, Any]]) -> None:
+        def fill(folder: pathlib.Path) -> str:
+            return pieces.write(folder, own)
+
+        files.contribute(self.directory, number, jax.process_index(), fill)
 
     def close(self) -> None:
         """Waits for writes that are under way, and lets go of the directory."""

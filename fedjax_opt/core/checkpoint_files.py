@@ -4,13 +4,18 @@ A folder is written under a name that nobody reads, its files are forced to the 
 with the size and the SHA-256 of every one of them comes last, and only then is the folder renamed to its
 number. A kill at any moment leaves a folder that is complete, or one that is ignored. Folders are
 deleted the other way round.
+
+Other processes may put files of theirs into the folder. Each forces its own to the disk and then says so
+in a file `sealed-<process>.json`, with their checksums; the first process waits for all of these.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import pathlib
 import shutil
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +27,8 @@ except ImportError:  # On Windows two runs at once in one directory go unnoticed
 MANIFEST = "manifest.json"
 _FORMAT, _VERSION = "fedjax_opt checkpoint", 2
 _PARTIAL, _DELETED, _LOCK = ".partial-", ".deleted-", ".lock"
+_SEALED = "sealed-{}.json"
+_LOOK_SECONDS = 0.05  # between two looks for what other processes have written
 
 
 class Damaged(ValueError):
@@ -36,25 +43,88 @@ def numbers(directory: pathlib.Path) -> list[int]:
     return sorted(int(name) for name in names if str(int(name)) == name)
 
 
-def write(directory: pathlib.Path, number: int, fill: Callable[[pathlib.Path], None]) -> None:
-    """Makes a folder, lets it be filled, and lets it appear under its number."""
+def begin(directory: pathlib.Path, number: int) -> None:
+    """Makes the folder that is to be filled, before any process writes into it."""
     partial = directory / f"{_PARTIAL}{number}"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
+
+
+def contribute(
+    directory: pathlib.Path, number: int, process: int, fill: Callable[[pathlib.Path], str]
+) -> None:
+    """Puts what a process other than the first has into a folder that was begun.
+
+    Args:
+      directory: where the folders are.
+      number: of the folder.
+      process: which process this is.
+      fill: writes into a folder, and names the one in it that is this process's alone.
+    """
+    partial = directory / f"{_PARTIAL}{number}"
+
+    def say(what: dict[str, Any]) -> None:
+        fresh = partial / (_SEALED.format(process) + ".new")
+        fresh.write_text(json.dumps(what), encoding="utf-8")
+        os.replace(fresh, partial / _SEALED.format(process))
+
     try:
+        own = partial / fill(partial)
+        sealed = {f"{own.name}/{name}": _seal(own / name) for name in _names(own)}
+        _sync_tree(own)
+        say({"files": sealed})
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # the first process need not wait for it
+            say({"error": f"{type(error).__name__}: {error}"})
+        raise
+
+
+def write(
+    directory: pathlib.Path,
+    number: int,
+    fill: Callable[[pathlib.Path], Any],
+    others: tuple[int, ...] = (),
+) -> None:
+    """Fills a folder, and lets it appear under its number.
+
+    Args:
+      directory: where the folders are.
+      number: of the folder.
+      fill: writes into a folder.
+      others: processes that put something into it as well; then it was begun.
+    """
+    partial = directory / f"{_PARTIAL}{number}"
+    try:
+        if not others:
+            begin(directory, number)
         fill(partial)
-        files = {name: _seal(partial / name) for name in _names(partial)}
+        files = _sealed_by(partial, others)
+        files |= {name: _seal(partial / name) for name in _names(partial) if name not in files}
         content = {"format": _FORMAT, "version": _VERSION, "files": files}
         sealed = content | {"sha256": _checksum(content)}
         (partial / MANIFEST).write_text(json.dumps(sealed, indent=1), encoding="utf-8")
         _seal(partial / MANIFEST)
-        for folder in [path for path in partial.rglob("*") if path.is_dir()] + [partial]:
-            _sync_folder(folder)
+        _sync_tree(partial)
         os.rename(partial, directory / str(number))
         _sync_folder(directory)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _sealed_by(partial: pathlib.Path, others: tuple[int, ...]) -> dict[str, Any]:
+    """What other processes have written, by name, when all of them have."""
+    files: dict[str, Any] = {}
+    for process in others:
+        path = partial / _SEALED.format(process)
+        while not path.exists():  # if that process has died, this one is ended too
+            time.sleep(_LOOK_SECONDS)
+        said = json.loads(path.read_text(encoding="utf-8"))
+        if "error" in said:
+            raise OSError(f"Process {process} could not write its part: {said['error']}")
+        files |= said["files"]
+        path.unlink()
+    return files
 
 
 def verify(directory: pathlib.Path, number: int) -> pathlib.Path:
@@ -156,6 +226,11 @@ def _seal(path: pathlib.Path) -> dict[str, Any]:
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
     return _measure(path)
+
+
+def _sync_tree(folder: pathlib.Path) -> None:
+    for inner in [path for path in folder.rglob("*") if path.is_dir()] + [folder]:
+        _sync_folder(inner)
 
 
 def _sync_folder(folder: pathlib.Path) -> None:

@@ -1,4 +1,7 @@
-"""A state as files can hold it, and back: dicts of arrays, written and read by orbax."""
+"""A state as files can hold it, and back: dicts of arrays, written and read by orbax.
+
+Arrays that no process has the whole of are not in it: see `checkpoint_pieces`.
+"""
 
 import pathlib
 from typing import Any
@@ -7,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_opt.core import checkpoint_pieces
 from fedjax_opt.core.state import FederatedState
 
 _STATE, _HISTORY = "state", "history"
@@ -58,22 +62,23 @@ class Arrays:
         self, folder: pathlib.Path, like: FederatedState
     ) -> tuple[FederatedState, dict[str, Any]]:
         """The state, on the devices where another one like it is, and its history."""
+        leaves = plain(like)
+        divided = checkpoint_pieces.read(folder, leaves)
         # Arrays of NumPy: what devices there were when it was written does not matter then.
         wanted = {
             name: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
-            for name, leaf in plain(like).items()
+            for name, leaf in leaves.items()
+            if name not in divided
         }
         with self._checkpointer() as checkpointer:
             restore = self._ocp.args.StandardRestore
             found = checkpointer.restore(folder / _STATE, args=restore(wanted))
             history = checkpointer.restore(folder / _HISTORY, args=restore())
-        leaves = [
-            _as_before(array, leaf)
-            for array, leaf in zip(
-                (found[name] for name in wanted), jax.tree.leaves(like), strict=True
-            )
+        arrays = [
+            divided[name] if name in divided else _as_before(found[name], leaf)
+            for name, leaf in zip(leaves, jax.tree.leaves(like), strict=True)
         ]
-        state = jax.tree.unflatten(jax.tree.structure(like), leaves)
+        state = jax.tree.unflatten(jax.tree.structure(like), arrays)
         return state, {name: value for name, value in history.items() if name not in _PRESENT}
 
     def _checkpointer(self) -> Any:
@@ -89,10 +94,20 @@ class Arrays:
 
 def _as_before(array: np.ndarray, leaf: Any) -> Any:
     """An array with the type and on the devices of a leaf."""
+    if not isinstance(leaf, jax.Array):
+        return array
+    sharding = leaf.sharding
+    if not sharding.is_fully_addressable:
+        # Every process has read the same: nothing is sent between them.
+        whole = jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+        return jax.random.wrap_key_data(whole, impl=_impl(leaf)) if _is_key(leaf) else whole
     if _is_key(leaf):
-        key = jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
-        return jax.device_put(key, leaf.sharding)
-    return jax.device_put(array, leaf.sharding) if isinstance(leaf, jax.Array) else array
+        array = jax.random.wrap_key_data(jnp.asarray(array), impl=_impl(leaf))
+    return jax.device_put(array, sharding)
+
+
+def _impl(key: jax.Array) -> Any:
+    return jax.random.key_impl(key)
 
 
 def _is_key(leaf: Any) -> bool:

@@ -8,20 +8,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.core import checks, disk_shelf
+from fedjax_opt.core import checks, meshes, new_parts, row_exchange, store_parts
 from fedjax_opt.core.algorithm import Algorithm
 from fedjax_opt.core.client_rows import ClientRows
-from fedjax_opt.core.disk_shelf import DiskShelf
 from fedjax_opt.core.hot_rows import HotRows
 from fedjax_opt.core.row_format import RowFormat
-from fedjax_opt.core.shelves import MemoryShelf, Undo
 from fedjax_opt.core.state import FederatedState
+from fedjax_opt.core.store_parts import Parts
 
 _HOT_BYTES = 2**28
-_BLOCK_BYTES = 2**26  # of rows that are looked at together
 
 
 class ClientStore:
@@ -33,6 +30,10 @@ class ClientStore:
     In a folder, a chunk of rounds is applied as a whole or not at all, and can be taken back for a
     while: a run that was killed goes on from its checkpoint, whichever of the two was ahead. Files that
     are damaged, of another run or of another model are refused by name.
+
+    In a run of several processes each holds the states of a part of the clients, and reads and writes
+    no others; the folder may be on a disk that all see, or on each machine's own. Every process makes
+    the same calls. A run may go on with another number of processes if they see all parts.
 
     Args:
       directory: a folder, missing or empty, or with the states of the run that is to go on; None for
@@ -67,7 +68,7 @@ class ClientStore:
         self._room = None if hot is None else checks.integer("hot", hot, low=0)
         self._undo = checks.integer("undo", undo, low=1)
         self._hot = HotRows(0)
-        self._shelf: DiskShelf | MemoryShelf | None = None
+        self._parts: Parts | None = None
         self._about: dict[str, Any] = {}
         self._format: RowFormat | None = None
         self._busy = threading.RLock()  # a run's thread and its callbacks may ask at once
@@ -89,15 +90,16 @@ class ClientStore:
             "num_clients": int(state.num_clients),
             "key": np.asarray(jax.random.key_data(state.key)).tolist(),
         } | row_format.leaves
-        if self._shelf is None and self.directory and disk_shelf.is_shelf(self.directory):
-            self._shelf = DiskShelf(self.directory)
-            self._about = self._shelf.about
-        new = self._shelf is None
-        if not new:
-            self._check_about(about)
+        if self._parts is None:
+            folder = self.directory
+            self._parts = store_parts.in_folder(folder) if folder else store_parts.in_memory()
+        for there in self._parts.abouts:
+            self._check_about(there, about)
         self._format, self._about = row_format, about
-        if new:
-            self._shelf = self._fresh(algorithm, state)
+        if self._parts.missing:
+            with self._all_or_nothing():
+                first = new_parts.First(self.directory, about, row_format, algorithm, state)
+                new_parts.make(self._parts, first)
         elif jax.tree.leaves(state.clients):
             raise ValueError(
                 f"state.clients must be () where client_state already holds the clients, as"
@@ -121,44 +123,41 @@ class ClientStore:
         Raises:
           ValueError: if the store never was there, or no longer knows how to get there.
         """
-        shelf = self._opened
+        parts = self._opened
         round_number = checks.integer("round_number", round_number, low=0)
-        held = f"{self._name} holds the client states of round {shelf.round}"
-        if round_number > shelf.round:
-            raise ValueError(
-                f"{held}, but the run is at round {round_number}: the states that its clients have then"
-                " were kept elsewhere."
-            )
-        reachable = shelf.reachable()
-        if round_number not in reachable:
-            raise ValueError(
-                f"{held}, and can go back to those of {reachable[1:]}, but the run is at round"
-                f" {round_number}. Resume it with its checkpoints, or begin anew with an empty store."
-            )
+        for shelf in parts.here.values():
+            held = f"{self._name} holds the client states of round {shelf.round}"
+            if round_number > shelf.round:
+                raise ValueError(
+                    f"{held}, but the run is at round {round_number}: the states that its clients have"
+                    " then were kept elsewhere."
+                )
+            reachable = shelf.reachable()
+            if round_number not in reachable:
+                raise ValueError(
+                    f"{held}, and can go back to those of {reachable[1:]}, but the run is at round"
+                    f" {round_number}. Resume it with its checkpoints, or begin anew with an empty"
+                    " store."
+                )
         with self._all_or_nothing():
-            while shelf.round > round_number:
-                undo = shelf.newest()
-                assert undo is not None  # it was among those that can be reached
-                shelf.commit(undo.first)  # from here on, opening the folder would do the rest
-                shelf.put(undo.ids, undo.rows, undo.known)
-                shelf.forget_newest()
-                self._hot.clear()
+            self._hot.clear()
+            parts.go_back(round_number)
 
     def rows(self, ids: Any) -> ClientRows:
         """The states of some clients.
 
         Args:
-          ids: their numbers, in any order.
+          ids: their numbers, in any order; the same in every process.
 
         Returns:
-          Their states by id, on the device.
+          Their states by id, on the device, or on all devices of all processes.
         """
         num_clients = self._opened and self._about["num_clients"]
         ids = np.unique(np.asarray(ids, np.int64))
         if ids.size and (ids[0] < 0 or ids[-1] >= num_clients):
             raise ValueError(f"ids must lie in [0, {num_clients - 1}], got {ids[0]} to {ids[-1]}.")
-        states = jax.tree.map(jnp.array, self.row_format.unpack(self.read(ids)))
-        return ClientRows(jnp.asarray(ids.astype(np.int32)), states)
+        mesh = meshes.over_all_devices() if jax.process_count() > 1 else None
+        return row_exchange.rows_of(mesh, ids, self.holders(ids), self.read_states)
 
     @property
     def row_format(self) -> RowFormat:
@@ -166,30 +165,40 @@ class ClientStore:
         assert self._opened and self._format is not None
         return self._format
 
+    def holders(self, ids: np.ndarray) -> np.ndarray:
+        """Which process has the rows of clients."""
+        return self._opened.holders(ids)
+
     def read(self, ids: np.ndarray) -> np.ndarray:
-        """The rows of clients, `[n, num_bytes]`."""
+        """The rows of clients that this process has, `[n, num_bytes]`."""
         with self._busy:
-            rows, known = self._find(ids)
-            rows[~known] = self._opened.initial
-            return rows
+            return self._find(ids)[0]
+
+    def read_states(self, ids: np.ndarray) -> Any:
+        """The states of clients that this process has, stacked `[n, ...]`, on the host."""
+        return self.row_format.unpack(self.read(ids))
 
     def write(self, round_number: int, ids: np.ndarray, rows: np.ndarray) -> None:
         """Applies rounds: the rows of the clients that took part, as they are after a round.
 
         Args:
           round_number: the number of rounds done.
-          ids: the clients, each once.
+          ids: the clients, each once; of all of them, those that this process has.
           rows: their rows; those that did not change cost nothing.
         """
         with self._all_or_nothing():
-            self._apply(self._opened, round_number, ids, rows)
+            before, known = self._find(ids)
+            changed = np.flatnonzero((before != rows).any(axis=1))
+            ids, rows, old, known = ids[changed], rows[changed], before[changed], known[changed]
+            self._opened.apply(round_number, ids, rows, old, known, self._undo)
+            self._hot.keep(ids, rows)
 
     def close(self) -> None:
         """Lets go of the folder. A store in memory stays what it is."""
         with self._busy:
-            if self.directory is not None and self._shelf is not None:
-                self._shelf.close()
-                self._shelf = None
+            if self.directory is not None and self._parts is not None:
+                self._parts.close()
+                self._parts = None
                 self._hot.clear()
 
     def __enter__(self) -> "ClientStore":
@@ -203,10 +212,10 @@ class ClientStore:
         return "client_state in memory" if self.directory is None else str(self.directory)
 
     @property
-    def _opened(self) -> DiskShelf | MemoryShelf:
-        if self._shelf is None:
+    def _opened(self) -> Parts:
+        if self._parts is None:
             raise ValueError(f"{self._name} is not open: no run has used it yet, or it was closed.")
-        return self._shelf
+        return self._parts
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -218,11 +227,11 @@ class ClientStore:
                 self.close()
                 raise
 
-    def _check_about(self, about: dict[str, Any]) -> None:
+    def _check_about(self, there: dict[str, Any], here: dict[str, Any]) -> None:
         differences = [
-            f"{name} is {self._about.get(name, 'missing')} there and {about.get(name, 'missing')} here"
-            for name in sorted(self._about.keys() | about.keys())
-            if self._about.get(name) != about.get(name)
+            f"{name} is {there.get(name, 'missing')} there and {here.get(name, 'missing')} here"
+            for name in sorted(there.keys() | here.keys())
+            if there.get(name) != here.get(name)
         ]
         if differences:
             shown = "; ".join(differences[:5]) + ("; ..." if len(differences) > 5 else "")
@@ -231,59 +240,11 @@ class ClientStore:
                 f"{self._name} holds the client states of another run, model or algorithm: {shown}."
             )
 
-    def _fresh(self, algorithm: Algorithm, state: FederatedState) -> DiskShelf | MemoryShelf:
-        start, given = int(state.round), jax.tree.leaves(state.clients)
-        if start > 0 and not given:
-            raise ValueError(
-                f"{self._name} is empty, but the run is at round {start}: the states that its clients"
-                " have then were kept elsewhere."
-            )
-        assert self._format is not None
-        one = algorithm.init_client(state.variables)
-        initial = self._format.pack(jax.tree.map(lambda x: jnp.asarray(x)[None], one))[0]
-
-        def fill(shelf: DiskShelf | MemoryShelf) -> None:
-            if given:
-                self._take_over(shelf, state.clients)
-
-        if self.directory is None:
-            shelf = MemoryShelf(initial, start)
-            fill(shelf)
-            return shelf
-        count = int(state.num_clients)
-        return disk_shelf.create(self.directory, self._about, count, initial, start, fill)
-
-    def _take_over(self, shelf: DiskShelf | MemoryShelf, clients: Any) -> None:
-        assert self._format is not None
-        total, each = self._about["num_clients"], max(_BLOCK_BYTES // self._format.num_bytes, 1)
-        for first in range(0, total, each):
-            some = slice(first, min(first + each, total))
-            rows = self._format.pack(
-                jax.tree.map(lambda x, some=some: np.asarray(x[some]), clients)
-            )
-            own = np.flatnonzero((rows != shelf.initial).any(axis=1))
-            shelf.put(first + own, rows[own], np.ones(len(own), bool))
-
-    def _apply(
-        self, shelf: DiskShelf | MemoryShelf, round_number: int, ids: np.ndarray, rows: np.ndarray
-    ) -> None:
-        old, known = self._find(ids)
-        before = np.where(known[:, None], old, shelf.initial)
-        changed = np.flatnonzero((before != rows).any(axis=1))
-        ids, rows, old, known = ids[changed], rows[changed], old[changed], known[changed]
-        if round_number == shelf.round and not len(ids):
-            return
-        shelf.record(Undo(shelf.round, round_number, ids, old, known))
-        shelf.put(ids, rows, np.ones(len(ids), bool))
-        shelf.commit(round_number)
-        shelf.forget_oldest(self._undo)
-        self._hot.keep(ids, rows)
-
     def _find(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of clients, from memory where they are hot, and who has one."""
+        """The rows of clients, from memory where they are hot, and who has one of its own."""
         rows = np.empty((len(ids), self.row_format.num_bytes), np.uint8)
         known = np.ones(len(ids), bool)
         cold = ~self._hot.read(ids, rows)
-        rows[cold], known[cold] = self._opened.read(ids[cold])
+        rows[cold], known[cold] = self._opened.read(ids[cold], rows.shape[1])
         self._hot.keep(ids[known], rows[known])
         return rows, known

@@ -7,6 +7,7 @@ and rounds, so the results are those of a run with everything on the device.
 """
 
 import dataclasses
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,14 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
+from fedjax_opt.core import distributed, row_exchange
 from fedjax_opt.core.algorithm import Algorithm
-from fedjax_opt.core.client_rows import NOBODY, ClientRows
+from fedjax_opt.core.client_rows import ClientRows
 from fedjax_opt.core.client_store import ClientStore
 from fedjax_opt.core.cohorts import Sampler
 from fedjax_opt.core.evaluate import evaluate_clients, evaluate_each, personal_variables
 from fedjax_opt.core.model import Model
 from fedjax_opt.core.state import FederatedState, check_state, init_state
-from fedjax_opt.core.strategies import Strategy, place
+from fedjax_opt.core.strategies import Strategy
 from fedjax_opt.core.streaming import cohort_ids
 
 _EVALUATED_BYTES = 2**26  # of rows that are on the device at once where every client is evaluated
@@ -66,6 +68,9 @@ class Resident:
 
     def flush(self) -> None:
         """Nothing is being written."""
+
+    def flush_all(self) -> None:
+        """Nothing is being written, by no process."""
 
     def close(self) -> None:
         """Nothing is to be ended."""
@@ -127,7 +132,8 @@ class FromStore:
     def begin(self, state: FederatedState, strategy: Strategy) -> None:
         """Takes the store to the round of a state, from which the run goes on."""
         self.flush()
-        self._strategy = strategy
+        self._mesh = strategy.mesh
+        self._exchange = row_exchange.between(strategy.mesh, self._room)
         self._ids, self._before, self._coming = np.zeros(0, np.int64), None, None
         self._store.roll_back(int(state.round))
 
@@ -139,9 +145,11 @@ class FromStore:
         drawn = np.asarray(self._draw(jnp.int32(first_round)))[:rounds]
         ids = np.unique(drawn).astype(np.int64)
         place_before = np.searchsorted(self._ids, ids)
-        shared = np.isin(ids, self._ids)
-        source = np.where(shared, place_before, -1).astype(np.int32)
-        read = self._worker.submit(self._read, ids, shared)
+        source = np.where(np.isin(ids, self._ids), place_before, -1).astype(np.int32)
+        holders = self._store.holders(ids)
+        read = self._worker.submit(
+            self._exchange.read, ids, source, holders, self._store.read_states
+        )
         self._coming = _Coming((first_round, rounds), ids, source, read)
 
     def put_in(self, state: FederatedState, first_round: int, rounds: int) -> FederatedState:
@@ -152,26 +160,23 @@ class FromStore:
         assert self._coming is not None
         coming, self._coming = self._coming, None
         try:
-            fresh = coming.read.result()
+            sent = coming.read.result()
         except BaseException:
             self.flush()  # if a write has failed, that is why, and what is to be told
             raise
-        if self._before is None:
-            states = jax.tree.map(jnp.array, fresh)  # a copy: its buffers are given up
-        else:
-            source = self._filled(coming.source, -1, np.int32)
-            states = _handed_on(self._before, fresh, source)
+        # Made here, in the order in which all processes do everything.
+        clients = self._exchange.table(coming.ids, self._before, coming.source, sent)
         self._before, self._ids = None, coming.ids
-        ids = self._filled(coming.ids, NOBODY, np.int32)
-        clients = ClientRows(jnp.array(ids), states)
-        return state._replace(clients=place(clients, self._strategy))
+        return state._replace(clients=clients)
 
     def take_out(self, state: FederatedState) -> FederatedState:
         """The state as the host keeps it; the rows are written back in the background."""
         self.flush()  # one chunk at a time is on its way
         self._before = state.clients.states
-        done = int(state.round)
-        self._writing = self._worker.submit(self._write, done, self._ids, self._before)
+        holders = self._store.holders(self._ids)
+        own = self._ids[holders == jax.process_index()]
+        back = self._exchange.back(self._before, holders)
+        self._writing = self._worker.submit(self._write, int(state.round), own, back)
         return state._replace(clients=())
 
     def evaluate(self, algorithm: Algorithm, model: Model, state: FederatedState, data: Any) -> Any:
@@ -185,7 +190,7 @@ class FromStore:
         for first in range(0, total, block):
             # The last block begins a little earlier: all have one shape.
             start = min(first, total - block)
-            rows = self._worker.submit(self._store.rows, np.arange(start, start + block)).result()
+            rows = self._rows(np.arange(start, start + block))
             own = personal_variables(algorithm, state._replace(clients=rows))
             some = slice(start, start + block)
             part = dataclasses.replace(data, offsets=data.offsets[some], sizes=data.sizes[some])
@@ -200,6 +205,11 @@ class FromStore:
         if writing is not None:
             writing.result()
 
+    def flush_all(self) -> None:
+        """Waits until the rows of the last chunk are in the store, those of all processes."""
+        self.flush()
+        distributed.from_each(None)
+
     def close(self) -> None:
         """Ends the thread, after what it is writing."""
         try:
@@ -207,19 +217,17 @@ class FromStore:
         finally:
             self._worker.shutdown(cancel_futures=True)
 
-    def _read(self, ids: np.ndarray, shared: np.ndarray) -> Any:
-        """The states of those who are not shared, in their places of a table; zeros elsewhere."""
-        rows = np.zeros((self._room, self._store.row_format.num_bytes), np.uint8)
-        rows[np.flatnonzero(~shared)] = self._store.read(ids[~shared])
-        return self._store.row_format.unpack(rows)
+    def _rows(self, ids: np.ndarray) -> ClientRows:
+        """The states of clients as they are now, on the devices."""
 
-    def _write(self, done: int, ids: np.ndarray, states: Any) -> None:
-        rows = self._store.row_format.pack(jax.tree.map(np.asarray, states))
-        self._store.write(done, ids, rows[: len(ids)])
+        def read(some: np.ndarray) -> Any:
+            # By the thread: it has written the last chunk by then.
+            return self._worker.submit(self._store.read_states, some).result()
 
-    def _filled(self, values: np.ndarray, filling: int, dtype: Any) -> np.ndarray:
-        """Values in a table's length."""
-        return np.append(values, np.full(self._room - len(values), filling)).astype(dtype)
+        return row_exchange.rows_of(self._mesh, ids, self._store.holders(ids), read)
+
+    def _write(self, done: int, ids: np.ndarray, back: Callable[[], Any]) -> None:
+        self._store.write(done, ids, self._store.row_format.pack(back()))
 
 
 def of(store: ClientStore | None, chunk: int) -> Resident | FromStore:
@@ -228,23 +236,7 @@ def of(store: ClientStore | None, chunk: int) -> Resident | FromStore:
         return Resident()
     if not isinstance(store, ClientStore):
         raise ValueError(f"client_state must be a ClientStore or None, got {store!r}.")
-    if jax.process_count() > 1:
-        raise ValueError(
-            f"client_state must be None in a run of {jax.process_count()} processes, got {store!r}: they"
-            " would all write to it."
-        )
     return FromStore(store, chunk)
-
-
-@jax.jit
-def _handed_on(before: Any, fresh: Any, source: jax.Array) -> Any:
-    """The next table: rows of the one before, from the places of `source`, or else fresh ones."""
-
-    def one(old, new):
-        shared = jnp.reshape(source >= 0, (-1,) + (1,) * (new.ndim - 1))
-        return jnp.where(shared, old[jnp.maximum(source, 0)], new)
-
-    return jax.tree.map(one, before, fresh)
 
 
 def _shifted(own: Partial, first: jax.Array, client: jax.Array) -> Any:

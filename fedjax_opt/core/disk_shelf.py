@@ -1,6 +1,6 @@
 """Rows of client state on disk: sparse files, a shard of the clients in each.
 
-    client_state.json   whose states these are, and up to which round
+    client_state.json   whose states these are, which part of all clients, and up to which round
     initial.bin         the row of a client that has none of its own
     checksums.bin       a CRC-32 per client; 0 for one without a row
     rows-00000.bin ...  the rows of the first shard of clients, ...
@@ -14,15 +14,18 @@ A chunk of rounds is applied in four steps, each on the disk before the next beg
 written to an `undo` file, the rows and their checksums are replaced, the new round is written to the
 index. If the process ends in between, the index still has the old round, and opening the folder puts
 the old rows back.
+
+A shelf holds all clients, or every n-th of them, whose rows then stand next to each other.
 """
 
+import contextlib
 import os
 import pathlib
 import shutil
 import tempfile
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -30,7 +33,7 @@ import numpy as np
 from fedjax_opt.core import durable, undo_files
 from fedjax_opt.core.shelves import Undo
 
-_INDEX, _INITIAL, _CHECKSUMS, _LOCK = "client_state.json", "initial.bin", "checksums.bin", "lock"
+INDEX, _INITIAL, _CHECKSUMS, _LOCK = "client_state.json", "initial.bin", "checksums.bin", "lock"
 _FORMAT, _VERSION = "fedjax_opt client state", 1
 _SHARD_BYTES = 2**34  # each shard that is written to is one more file to wait for
 
@@ -40,17 +43,20 @@ class DiskShelf:
 
     Args:
       folder: what `create` has made.
+      part: which part of how many it holds: client i is in part i mod the second.
     """
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: pathlib.Path, part: tuple[int, int] = (0, 1)) -> None:
         self._folder = folder
         # Whoever forgets to close it lets go of the folder all the same.
         self._let_go = weakref.finalize(self, os.close, durable.lock(folder / _LOCK))
         self._index: dict[str, Any]
         try:
-            self._index = _read_index(folder / _INDEX)
+            self._index = _read_index(folder / INDEX, part)
+            self._parts = part[1]
+            self._num_rows = _num_rows(self._index["num_clients"], part)
             self.initial = self._read_initial()
-            self._check_size(folder / _CHECKSUMS, 4 * self._index["num_clients"])
+            self._check_size(folder / _CHECKSUMS, 4 * self._num_rows)
             self._recover()
         except BaseException:
             self.close()
@@ -102,7 +108,7 @@ class DiskShelf:
                     durable.write_all(file, rows[member])
         with durable.opened(self._folder / _CHECKSUMS, "r+b") as file:
             for client, row, has in zip(ids.tolist(), rows, known, strict=True):
-                file.seek(4 * client)
+                file.seek(4 * (client // self._parts))
                 durable.write_all(file, np.uint32(_checksum(client, row) if has else 0).tobytes())
 
     def record(self, undo: Undo) -> None:
@@ -112,7 +118,7 @@ class DiskShelf:
     def commit(self, round_number: int) -> None:
         """Says that all rows are those of a round."""
         index = self._index | {"round": round_number}
-        durable.write_json(self._folder / _INDEX, index)
+        durable.write_json(self._folder / INDEX, index)
         self._index = index
 
     def newest(self) -> Undo | None:
@@ -152,20 +158,20 @@ class DiskShelf:
 
     def _shards(self, ids: np.ndarray) -> Iterator[tuple[pathlib.Path, int, np.ndarray, list[int]]]:
         """Each shard's file, its size, which of the ids are in it, and where their rows begin."""
-        length, num_clients = len(self.initial), self._index["num_clients"]
+        length, places = len(self.initial), ids // self._parts
         each = max(self._index["shard_bytes"] // length, 1)
-        shards = ids // each
+        shards = places // each
         for shard in np.unique(shards).tolist():
             members = np.flatnonzero(shards == shard)
-            positions = [(client - shard * each) * length for client in ids[members].tolist()]
-            size = min(each, num_clients - shard * each) * length
+            positions = [(place - shard * each) * length for place in places[members].tolist()]
+            size = min(each, self._num_rows - shard * each) * length
             yield self._folder / f"rows-{shard:05d}.bin", size, members, positions
 
     def _read_checksums(self, ids: np.ndarray) -> np.ndarray:
         found = np.zeros(len(ids), np.uint32)
         with durable.opened(self._folder / _CHECKSUMS, "rb") as file:
             for place, client in enumerate(ids.tolist()):
-                file.seek(4 * client)
+                file.seek(4 * (client // self._parts))
                 durable.read_all(file, found[place : place + 1])
         return found
 
@@ -174,7 +180,7 @@ class DiskShelf:
         self._check_size(path, self._index["row_bytes"])
         found = np.fromfile(path, np.uint8)
         if zlib.crc32(found.data) != self._index["initial_crc32"]:
-            raise ValueError(f"{path} is damaged: it does not have the checksum of {_INDEX}.")
+            raise ValueError(f"{path} is damaged: it does not have the checksum of {INDEX}.")
         return found
 
     def _check_size(self, path: pathlib.Path, size: int) -> None:
@@ -185,34 +191,28 @@ class DiskShelf:
 
 
 def is_shelf(folder: pathlib.Path) -> bool:
-    """Whether a folder holds rows. One that is missing or empty does not; any other is refused."""
-    if (folder / _INDEX).exists():
-        return True
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(
-            f"directory must be empty, or hold client state that is complete, but {folder / _INDEX}"
-            " is missing."
-        )
-    return False
+    """Whether a folder holds rows."""
+    return (folder / INDEX).exists()
 
 
-def create(
+@contextlib.contextmanager
+def created(
     folder: pathlib.Path,
     about: dict[str, Any],
     num_clients: int,
     initial: np.ndarray,
     start: int,
-    fill: Callable[[DiskShelf], None],
-) -> DiskShelf:
-    """A new shelf, which appears under its name when it is complete.
+    part: tuple[int, int] = (0, 1),
+) -> Iterator[DiskShelf]:
+    """A new shelf to put the first rows in, which appears under its name when it is complete.
 
     Args:
       folder: where; missing or empty.
       about: whose rows these are.
-      num_clients: N.
+      num_clients: N, of all parts together.
       initial: the row of a client that has none of its own.
       start: the round of the first rows.
-      fill: puts those in.
+      part: which part of how many it holds.
     """
     with durable.named(folder, "cannot be written"):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -221,16 +221,15 @@ def create(
     try:
         durable.replace(partial / _INITIAL, initial.tobytes())
         with durable.opened(partial / _CHECKSUMS, "xb") as file:
-            file.truncate(4 * num_clients)
+            file.truncate(4 * _num_rows(num_clients, part))
         index = {
             "format": _FORMAT, "version": _VERSION, "about": about, "num_clients": num_clients,
-            "row_bytes": len(initial), "initial_crc32": zlib.crc32(initial.data),
+            "part": list(part), "row_bytes": len(initial), "initial_crc32": zlib.crc32(initial.data),
             "shard_bytes": _SHARD_BYTES, "round": start,
         }  # fmt: skip
-        durable.write_json(partial / _INDEX, index)
-        shelf = DiskShelf(partial)
-        fill(shelf)
-        shelf.close()
+        durable.write_json(partial / INDEX, index)
+        with contextlib.closing(DiskShelf(partial, part)) as shelf:
+            yield shelf
         with durable.named(folder, "cannot be written"):
             os.chmod(partial, 0o755)  # temporary directories are closed to others
             if folder.exists():
@@ -240,15 +239,24 @@ def create(
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    return DiskShelf(folder)
 
 
-def _read_index(path: pathlib.Path) -> dict[str, Any]:
+def _num_rows(num_clients: int, part: tuple[int, int]) -> int:
+    return len(range(part[0], num_clients, part[1]))
+
+
+def _read_index(path: pathlib.Path, part: tuple[int, int]) -> dict[str, Any]:
     index = durable.read_json(path)
     if (index.get("format"), index.get("version")) != (_FORMAT, _VERSION):
         raise ValueError(
             f"{path} must describe {_FORMAT!r} of version {_VERSION}, got"
             f" {index.get('format')!r} of version {index.get('version')!r}."
+        )
+    found = index.get("part", [0, 1])
+    if found != list(part):
+        raise ValueError(
+            f"{path} must describe part {part[0]} of {part[1]}, as its folder says, got part"
+            f" {found[0]} of {found[1]}."
         )
     return index
 

@@ -157,10 +157,41 @@ def from_first(value: Any) -> Any:
 
     text = json.dumps(value).encode() if is_first() else b""
     length = int(multihost_utils.broadcast_one_to_all(np.asarray(len(text), np.int32)))
+    found = multihost_utils.broadcast_one_to_all(_padded(text, length))
+    return json.loads(np.asarray(found).tobytes())
+
+
+def from_each(value: Any) -> list[Any]:
+    """What each process holds, in all processes: whatever JSON can write.
+
+    All processes must call it, and none returns before all have.
+
+    Args:
+      value: this process's value.
+
+    Returns:
+      The values by process; one value if there is one process.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> fo.distributed.from_each({"free": 10})
+      [{'free': 10}]
+    """
+    if not is_joined():
+        return [value]
+    from jax.experimental import multihost_utils
+
+    text = json.dumps(value).encode()
+    lengths = multihost_utils.process_allgather(np.asarray(len(text), np.int32))
+    found = multihost_utils.process_allgather(_padded(text, int(lengths.max())))
+    return [json.loads(row[:length].tobytes()) for row, length in zip(found, lengths, strict=True)]
+
+
+def _padded(text: bytes, length: int) -> np.ndarray:
+    """Bytes in an array of a length that all processes know."""
     room = np.zeros(length, np.uint8)
-    if is_first():
-        room[:] = np.frombuffer(text, np.uint8)
-    return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(room)).tobytes())
+    room[: len(text)] = np.frombuffer(text, np.uint8)
+    return room
 
 
 def _place(address: str | None, count: int | None, index: int | None) -> dict[str, Any]:

@@ -19,6 +19,9 @@ CLIENTS, MODEL = "clients", "model"
 # Arrays of fewer entries stay whole: bringing their parts together would take longer than it saves.
 _WHOLE = 1024
 
+# Arrays up to it cost less to copy next to each other than to send one by one.
+_SMALL_BYTES = 2**20
+
 
 @jax.tree_util.register_pytree_node_class
 class PerDevice:
@@ -107,15 +110,17 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
             return everywhere
         rest = jax.tree.map(lambda _: everywhere, part)
         return rest._replace(
-            server=jax.tree.map(lambda x: cut(x, 0), part.server),
-            clients=jax.tree.map(lambda x: cut(x, 1), part.clients),
+            server=jax.tree.map(lambda x: _cut(x, 0, mesh), part.server),
+            clients=table_shardings(part.clients, mesh),
         )
-
-    def cut(x, first):
-        return NamedSharding(mesh, _spec(jnp.shape(x), first, mesh.shape.get(MODEL, 1)))
 
     everywhere = NamedSharding(mesh, PartitionSpec())
     return jax.tree.map(of_any, tree, is_leaf=lambda x: isinstance(x, FederatedState))
+
+
+def table_shardings(clients: Any, mesh: Mesh) -> Any:
+    """Where each array of the clients' states, stacked `[R, ...]`, belongs."""
+    return jax.tree.map(lambda x: _cut(x, 1, mesh), clients)
 
 
 def made(make: Callable[[], Any], mesh: Mesh | None) -> Any:
@@ -131,6 +136,70 @@ def settled(tree: Any, mesh: Mesh | None) -> Any:
         return tree
     assert mesh is not None  # or it were simple
     return jax.tree.map(jax.lax.with_sharding_constraint, tree, shardings(tree, mesh))
+
+
+def known_to_all(tree: Any, mesh: Mesh) -> Any:
+    """Inside a program: arrays that every device is to compute for itself, or to be told at once.
+
+    Without a word the compiler divides what belongs to a cohort over the devices that need it, and then
+    gathers it again wherever all of it is asked for: a small message each time, which costs as much
+    as that of a model where devices are in different processes.
+    """
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, everywhere), tree)
+
+
+def told_to_all(stacked: Any, mesh: Mesh) -> Any:
+    """Inside a program: of results by client, those that are one number each go to all processes."""
+    if not mesh.is_multi_process:
+        return stacked
+    return jax.tree.map(lambda x: known_to_all(x, mesh) if x.ndim == 1 else x, stacked)
+
+
+def summed(tree: Any, mesh: Mesh) -> Any:
+    """Inside `shard_map`: sums over the devices that have different clients.
+
+    Between processes each array is a message, so small ones travel together.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    if not mesh.is_multi_process:
+        return jax.lax.psum(tree, CLIENTS)
+    small: dict[Any, list[int]] = {}
+    for place, leaf in enumerate(leaves):
+        if leaf.nbytes <= _SMALL_BYTES:
+            small.setdefault(leaf.dtype, []).append(place)
+    for places in small.values():
+        joined = jnp.concatenate([leaves[place].reshape(-1) for place in places])
+        ends = np.cumsum([leaves[place].size for place in places])[:-1]
+        for place, part in zip(places, jnp.split(jax.lax.psum(joined, CLIENTS), ends), strict=True):
+            leaves[place] = part.reshape(leaves[place].shape)
+    together = {place for places in small.values() for place in places}
+    alone = [place for place in range(len(leaves)) if place not in together]
+    for place, total in zip(
+        alone, jax.lax.psum([leaves[place] for place in alone], CLIENTS), strict=True
+    ):
+        leaves[place] = total
+    return jax.tree.unflatten(structure, leaves)
+
+
+def fetched(tree: Any) -> Any:
+    """Arrays on the host, whole; what is divided over processes is brought together.
+
+    All processes must call it, on the same arrays.
+    """
+
+    def one(x):
+        if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:
+            return np.asarray(x)
+        from jax.experimental import multihost_utils
+
+        return multihost_utils.process_allgather(x, tiled=True)
+
+    return jax.tree.map(one, tree)
+
+
+def _cut(x: Any, first: int, mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, _spec(jnp.shape(x), first, mesh.shape.get(MODEL, 1)))
 
 
 def _spec(shape: tuple[int, ...], first: int, parts: int) -> PartitionSpec:

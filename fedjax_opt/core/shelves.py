@@ -4,7 +4,7 @@ A shelf holds the rows of those clients that ever had one, and says up to which 
 rows are replaced, what they were is recorded; the change counts once it is committed.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,12 +31,13 @@ class MemoryShelf:
     """Rows in the memory of the host.
 
     Args:
+      about: whose rows these are.
       initial: the row of a client that has none of its own.
       start: the round of the rows that are put here first.
     """
 
-    def __init__(self, initial: np.ndarray, start: int) -> None:
-        self.initial, self.round = initial, start
+    def __init__(self, about: dict[str, Any], initial: np.ndarray, start: int) -> None:
+        self.about, self.initial, self.round = about, initial, start
         self._rows: dict[int, np.ndarray] = {}
         self._undos: list[Undo] = []
 

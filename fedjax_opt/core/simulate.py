@@ -215,7 +215,7 @@ def simulate(
             history = log.history()
             bar.set_postfix(in_short(history, evaluation))
             if checkpoints is not None:
-                clients.flush()  # never behind a checkpoint: what is ahead can be taken back
+                clients.flush_all()  # never behind a checkpoint: what is ahead can be taken back
             keeper.save(current, log, evaluation)
             event = Event(done, current, history, evaluation)
             reasons = [reason for reason in (callback(event) for callback in callbacks) if reason]

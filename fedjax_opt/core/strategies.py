@@ -268,17 +268,18 @@ def _sharded(strategy, function, shared, clients, absent):
 
     def on_one_device(shared, mine):
         summed, stacked = run(function, shared, mine)
-        return jax.lax.psum(summed, AXIS), stacked
+        return meshes.summed(summed, strategy.mesh), stacked
 
     everywhere, split = PartitionSpec(), PartitionSpec(AXIS)
-    return jax.shard_map(
+    summed, stacked = jax.shard_map(
         on_one_device,
         mesh=strategy.mesh,
         in_specs=(meshes.specs_of(shared), split),
         out_specs=(everywhere, split),
         check_vma=False,
         **meshes.manual_axes(strategy.mesh),
-    )(shared, clients)
+    )(shared, meshes.known_to_all(clients, strategy.mesh))
+    return summed, meshes.told_to_all(stacked, strategy.mesh)
 
 
 def _unless(absent, function):

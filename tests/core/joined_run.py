@@ -8,27 +8,85 @@ import jax
 import numpy as np
 
 import fedjax_opt as fo
-from tests.core import problems
+from fedjax_opt.core import meshes
+from tests.core import problems, test_model_axis
 
 SCAFFOLD = fo.scaffold(fo.optimizers.sgd(0.1), option=1)
 DATA = problems.ragged([5, 8, 3, 12, 7, 4, 9])
 COMMON = {"cohort_size": 5, "batch_size": 4, "local_epochs": 2}
+# Runs with a store: a small model that every device holds, and one that two processes share.
+KEPT = {
+    "small": (problems.MODEL, DATA),
+    "shared": (test_model_axis.MODEL, test_model_axis.data()),
+}
 
 
 def play(strategy, data=DATA, checkpoints=None):
     """Rounds by `run_rounds`, and a simulated run with evaluations, as plain numbers."""
     start = problems.start(SCAFFOLD, 7)
     run = fo.run_rounds(SCAFFOLD, problems.MODEL, DATA, start, 3, strategy=strategy, **COMMON)
+    rounds = numbers((run.state.server, run.state.clients, run.history))
+    return rounds + simulate(strategy, 4, data, checkpoints)
+
+
+def simulate(strategy, rounds, data=DATA, checkpoints=None):
+    """A simulated run with evaluations, as plain numbers."""
     result = fo.simulate(
-        SCAFFOLD, problems.MODEL, data, 4, state=start, test=DATA.examples, client_test=DATA,
-        evaluate_every=2, strategy=strategy, checkpoints=checkpoints, **COMMON,
+        SCAFFOLD, problems.MODEL, data, rounds, state=problems.start(SCAFFOLD, 7),
+        test=DATA.examples, client_test=DATA, evaluate_every=2, strategy=strategy,
+        checkpoints=checkpoints, **COMMON,
     )  # fmt: skip
     del result.evaluations["seconds"]
-    found = (
-        (run.state.server, run.state.clients, run.history),
-        (result.state.server, result.state.clients, result.history, result.evaluations),
-    )
-    return [np.asarray(x).tolist() for x in jax.tree.leaves(found)]
+    state = result.state
+    return numbers((state.server, state.clients, result.history, result.evaluations))
+
+
+def keep(name, strategy, rounds, folder=None):
+    """A run whose clients are in a store, or with no folder on the device: who took part, and states."""
+    model, data = KEPT[name]
+    setting = {"cohort_size": 2, "batch_size": 4, "local_steps": 2, "evaluate_every": 2}
+    setting |= {"strategy": strategy, "progress": False}
+    if folder is None:
+        result = fo.simulate(SCAFFOLD, model, data, rounds, **setting)
+        return numbers((result.history["cohort"], result.state.server, result.state.clients))
+    with (
+        fo.Checkpoints(folder / "checkpoints") as checkpoints,
+        fo.ClientStore(folder / "store", hot=2) as store,
+    ):
+        result = fo.simulate(
+            SCAFFOLD, model, data, rounds, checkpoints=checkpoints, client_state=store, **setting
+        )
+        clients = store.rows(np.arange(7)).states
+    return numbers((result.history["cohort"], result.state.server, clients))
+
+
+def messages():
+    """How many collectives there are in a round of FedAvg, whose model has six arrays."""
+    algorithm, mesh = fo.fedavg(fo.optimizers.sgd(0.1)), meshes.over_all_devices()
+    data = fo.data.quadratics(num_clients=8, dimension=2)[1]
+    parts = {name: jax.numpy.ones(2) for name in "abcdef"}
+
+    def loss(variables, batch, key):
+        del key
+        return sum(jax.numpy.sum(x**2) for x in variables.params.values()) / 2, fo.Aux()
+
+    model, start = fo.Model(lambda key, batch: None, loss), fo.init_state(algorithm, parts, 8)
+    start = fo.place(start)
+
+    def some_rounds(state):
+        return fo.run_rounds(
+            algorithm, model, data, state, 3, cohort_size=8, batch_size=1, local_steps=2,
+            strategy=fo.Strategy("sharded", mesh=mesh),
+        )  # fmt: skip
+
+    text = jax.jit(some_rounds).lower(start).compile().as_text()
+    kinds = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
+    return sum(f" {kind}(" in line for line in text.splitlines() for kind in kinds)
+
+
+def numbers(tree):
+    """The arrays of a tree as lists, wherever they are."""
+    return [np.asarray(x).tolist() for x in jax.tree.leaves(meshes.fetched(tree))]
 
 
 def main(folder):
@@ -41,13 +99,27 @@ def main(folder):
         found = play("auto", stored, checkpoints)
         resumed = play("auto", stored, checkpoints)
         latest = checkpoints.latest_round
+    with fo.Checkpoints(folder / "begun_by_one") as checkpoints:
+        continued = simulate("auto", 4, stored, checkpoints)
+    # The parts of a model are in different processes: the first axis is that of devices of one.
+    devices = np.array(jax.devices()).reshape(2, 2).T
+    mesh = jax.sharding.Mesh(devices, ("clients", "model"))
+    shared = fo.Strategy("sharded", mesh=mesh)
+    kept = {}
+    for name, strategy in (("small", "auto"), ("shared", shared)):
+        begun = keep(name, strategy, 2, folder / name / "begun_by_two")
+        kept[name] = begun, keep(name, strategy, 4, folder / name / "begun_by_one")
     report = {
         "process": me,
+        "messages": messages(),
         "devices": [jax.device_count(), jax.local_device_count()],
         "first": fo.distributed.from_first(f"said by {me.index}"),
+        "each": fo.distributed.from_each("said by" + me.index * " me"),
         "found": found,
         "same again": resumed == found,
         "latest": latest,
+        "continued": continued,
+        "kept": kept,
     }
     (folder / f"process{me.index}.json").write_text(json.dumps(report), encoding="utf-8")
     print(f"process {me.index} is done")

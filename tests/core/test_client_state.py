@@ -8,7 +8,7 @@ import pytest
 import fedjax_opt as fo
 from fedjax_opt import optimizers as opt
 from fedjax_opt.core import client_tables, durable
-from tests.core import problems
+from tests.core import problems, test_model_axis
 
 N = 30
 DATA = problems.ragged(np.random.default_rng(3).integers(1, 12, N))
@@ -83,6 +83,18 @@ def test_whoever_takes_part(sampler):
     store = fo.ClientStore()
     device, result = (play(sampler=sampler, client_state=s) for s in (None, store))
     assert_same_run(device, result, store)
+
+
+def test_clients_of_a_model_that_devices_share(tmp_path):
+    """Rows are put on the devices that need them, and each comes back from where it was put."""
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    mesh = jax.sharding.Mesh(devices, ("clients", "model"))
+    store = fo.ClientStore(tmp_path / "store", hot=0)
+    options = {"model": test_model_axis.MODEL, "data": test_model_axis.data(), "cohort_size": 2}
+    options |= {"strategy": fo.Strategy("sharded", mesh=mesh)}
+    device, result = (play(8, client_state=s, **options) for s in (None, store))
+    problems.assert_identical(device.state._replace(clients=()), result.state)
+    problems.assert_identical(device.state.clients, store.rows(np.arange(7)).states)
 
 
 @pytest.mark.parametrize(

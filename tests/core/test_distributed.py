@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 import sys
 
 import jax
@@ -10,35 +11,117 @@ import pytest
 
 import fedjax_opt as fo
 from fedjax_opt.cli.launch import launch
-from fedjax_opt.core import distributed
+from fedjax_opt.core import disk_shelf, distributed
+from fedjax_opt.core.shelves import Undo
 from tests.core import joined_run
 
 ROOT = pathlib.Path(__file__).parents[2]
 VARIABLES = (distributed.ADDRESS, distributed.COUNT, distributed.INDEX, "JOB_COMPLETION_INDEX")
 
 
-def test_two_processes_give_the_numbers_of_one(tmp_path, monkeypatch):
-    """Rounds, a simulation of data on disk with both kinds of evaluation, and its continuation."""
-    fo.data.store(joined_run.DATA, tmp_path / "data")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory):
+    """A folder in which two processes have played joined_run, and what each of them saw.
+
+    Some of their runs were begun before, by one process.
+    """
+    folder = tmp_path_factory.mktemp("joined")
+    fo.data.store(joined_run.DATA, folder / "data")
+    with fo.Checkpoints(folder / "begun_by_one") as checkpoints:
+        joined_run.simulate("scan", 2, checkpoints=checkpoints)
+    for name in joined_run.KEPT:
+        joined_run.keep(name, "scan", 2, folder / name / "begun_by_one")
     said = []
-    command = [sys.executable, "-m", "tests.core.joined_run", str(tmp_path)]
-    status = launch(
-        command, 2, devices=2, timeout=240, show=lambda line, is_error: said.append(line)
-    )
+    command = [sys.executable, "-m", "tests.core.joined_run", str(folder)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        status = launch(
+            command, 2, devices=2, timeout=400, show=lambda line, is_error: said.append(line)
+        )
     assert status == 0, "\n".join(said)
     assert sorted(line for line in said if "done" in line) == [
         f"[{i}] process {i} is done" for i in range(2)
     ]
+    reports = [(folder / f"process{i}.json").read_text(encoding="utf-8") for i in range(2)]
+    return folder, [json.loads(report) for report in reports]
+
+
+def assert_all_close(found, expected, tolerance=1e-12):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+
+
+def test_two_processes_give_the_numbers_of_one(joined):
+    """Rounds, a simulation of data on disk with both kinds of evaluation, and its continuation."""
     expected = joined_run.play("scan")
-    for index in range(2):
-        report = json.loads((tmp_path / f"process{index}.json").read_text(encoding="utf-8"))
+    for index, report in enumerate(joined[1]):
         assert report["process"] == [index, 2] and report["devices"] == [4, 2]
-        assert report["first"] == "said by 0"
+        assert report["first"] == "said by 0" and report["each"] == ["said by", "said by me"]
         assert report["same again"] and report["latest"] == 4
-        assert len(report["found"]) == len(expected)
-        for found, alone in zip(report["found"], expected, strict=True):
-            np.testing.assert_allclose(found, alone, rtol=1e-10, atol=1e-10)
+        # The sums, each client's loss, and the step at which it stopped being a number.
+        assert report["messages"] == 3
+        assert_all_close(report["found"], expected)
+
+
+def test_a_run_goes_on_with_more_processes_or_with_fewer(joined):
+    """From 1 to 2 in round 2, and from 2 to 1 in round 4."""
+    folder, reports = joined
+    for report in reports:
+        assert_all_close(report["continued"], joined_run.simulate("scan", 4))
+    with fo.Checkpoints(folder / "checkpoints") as checkpoints:
+        assert checkpoints.latest_round == 4
+        found = joined_run.simulate("scan", 6, checkpoints=checkpoints)
+    assert_all_close(found, joined_run.simulate("scan", 6))
+
+
+def run_ahead(folder):
+    """Rows of rounds that no checkpoint knows, as if the other process had died in between."""
+    shelf, ids = disk_shelf.DiskShelf(folder, (1, 2)), np.array([1, 5])
+    rows, known = shelf.read(ids)
+    assert shelf.round == 2
+    shelf.record(Undo(2, 4, ids, rows, known))
+    shelf.put(ids, np.full_like(rows, 7), np.ones(2, bool))
+    shelf.commit(4)
+    shelf.close()
+
+
+@pytest.mark.parametrize("name", joined_run.KEPT)
+def test_stores_and_checkpoints_of_many_processes(joined, name):
+    """Each process has the rows of its own clients, and what it holds of a model that both share."""
+    folder, reports = joined
+    expected = joined_run.keep(name, "scan", 2), joined_run.keep(name, "scan", 4)
+    for report in reports:
+        for found, alone in zip(report["kept"][name], expected, strict=True):
+            assert_all_close(found, alone)
+    home = folder / name / "begun_by_two"
+    parts = [home / "store" / f"part-{part:05d}-of-00002" for part in range(2)]
+    took_part = np.unique(expected[0][0])
+    for part, path in enumerate(parts):
+        checksums = np.fromfile(path / "checksums.bin", np.uint32)
+        np.testing.assert_array_equal(
+            2 * np.flatnonzero(checksums) + part, took_part[took_part % 2 == part]
+        )
+    pieces = sorted(path.name for path in (home / "checkpoints" / "2").glob("pieces-*"))
+    assert pieces == (["pieces-00000", "pieces-00001"] if name == "shared" else [])
+    run_ahead(parts[1])
+    assert_all_close(joined_run.keep(name, "scan", 4, home), expected[1])
+
+
+def test_a_store_with_a_part_that_is_not_its_own_is_refused(joined):
+    store = joined[0] / "small" / "begun_by_two" / "store"
+    parts = [store / f"part-{part:05d}-of-00002" for part in range(2)]
+    parts[1].rename(store.parent / "elsewhere")
+    with pytest.raises(ValueError, match=r"without part 1 of 2: no process sees its folder"):
+        joined_run.keep("small", "scan", 6, store.parent)
+    shutil.copytree(parts[0], parts[1])
+    with pytest.raises(ValueError, match=r"must describe part 1 of 2, .*got part 0 of 2"):
+        joined_run.keep("small", "scan", 6, store.parent)
+    shutil.rmtree(parts[1])
+    shutil.copytree(parts[0], store / "part-00001-of-00003")
+    with pytest.raises(
+        ValueError, match=r"directory must be empty, or hold client state that is c"
+    ):
+        joined_run.keep("small", "scan", 6, store.parent)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def _loss(variables, batch, key):
 MODEL = fo.Model(_init, _loss)
 
 
-def _data():
+def data():
     rng = np.random.default_rng(0)
     return fo.ClientData.from_list(
         [{"x": rng.normal(size=(n, SIDE)) / SIDE, "y": rng.normal(size=n)} for n in SIZES]
@@ -43,8 +43,8 @@ def _strategy(clients, model):
 
 def _simulate(algorithm, strategy):
     return fo.simulate(
-        algorithm, MODEL, _data(), 4, cohort_size=5, batch_size=4, local_epochs=1,
-        evaluate_every=2, test=_data().examples, strategy=strategy, progress=False,
+        algorithm, MODEL, data(), 4, cohort_size=5, batch_size=4, local_epochs=1,
+        evaluate_every=2, test=data().examples, strategy=strategy, progress=False,
     )  # fmt: skip
 
 
