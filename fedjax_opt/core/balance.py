@@ -56,18 +56,12 @@ def order(strategy: Strategy, work: jax.Array, size: int, unequal: bool) -> Any:
 
 
 def seats(strategy: Strategy, num_steps: jax.Array, unequal: bool) -> jax.Array:
-    """Whom of the cohort each device needs, one device after the other; some more than once."""
-    size, parts = num_steps.shape[0], num_parts(strategy)
+    """Who of the cohort is computed in which place, absent clients that fill it up among them."""
+    size = num_steps.shape[0]
     places = strategies.round_up(strategy, size)
     rows = jnp.minimum(jnp.arange(places, dtype=jnp.int32), size - 1)
     dealt = order(strategy, jnp.where(jnp.arange(places) < size, num_steps[rows], 0), size, unequal)
-    if dealt is None:
-        return rows
-    rows = rows[dealt]
-    if not relay.applies(strategy, size, unequal):
-        return rows
-    begun = rows[relay.heads(size, parts)]
-    return jnp.concatenate([begun[:, None], rows.reshape(parts, -1)], axis=1).reshape(-1)
+    return rows if dealt is None else rows[dealt]
 
 
 def undo(dealt: Any, stacked: Any) -> Any:

@@ -16,12 +16,12 @@ R. McNaughton (1959), Scheduling with deadlines and loss functions, Management S
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from fedjax_opt.core import meshes, strategies, trees
 from fedjax_opt.core.local import Job
@@ -115,9 +115,12 @@ def timetable(size: int, parts: int, steps: Any) -> Shift:
 
 
 def applies(strategy: Strategy, size: int, unequal: bool) -> bool:
-    """Whether clients of equal work are left over after every device has as many as the others."""
+    """Whether clients of equal work are left over after every device has as many as the others.
+
+    Between processes a model would take longer to travel; and one that is divided stays where it is.
+    """
     mesh = strategy.mesh
-    if mesh is None or strategy.inner != "scan" or meshes.MODEL in mesh.axis_names or unequal:
+    if mesh is None or strategy.inner != "scan" or not meshes.is_simple(mesh) or unequal:
         return False
     parts = meshes.num_parts(mesh)
     return size > parts and size % parts > 0
@@ -148,21 +151,11 @@ def map_reduce(
     parts = meshes.num_parts(mesh)
     is_filler = places(size, parts) >= size
 
-    def on_one_device(shared, mine, head, shifts):
-        summed, stacked = _play(job_of, shared, mine, head, shifts)
-        return jax.lax.psum(summed, AXIS), stacked
-
     @jax.custom_jvp
     def relayed(shared, clients, steps):
         first = jax.tree.map(lambda x: x[heads(size, parts)], clients)
-        everywhere, split = PartitionSpec(), PartitionSpec(AXIS)
-        return jax.shard_map(
-            on_one_device,
-            mesh=mesh,
-            in_specs=(meshes.specs_of(shared), split, split, split),
-            out_specs=(everywhere, split),
-            check_vma=False,
-        )(shared, clients, first, timetable(size, parts, steps))
+        shifts = timetable(size, parts, steps)
+        return strategies.over_devices(mesh, partial(_play, job_of), shared, clients, first, shifts)
 
     def apart(shared, clients):
         def one(shared, client_and_filler):

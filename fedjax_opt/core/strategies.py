@@ -9,6 +9,7 @@
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -266,20 +267,26 @@ def _sharded(strategy, function, shared, clients, absent):
     if not meshes.is_divided(strategy.mesh):
         return run(function, shared, clients)
 
-    def on_one_device(shared, mine):
-        summed, stacked = run(function, shared, mine)
-        return meshes.summed(summed, strategy.mesh), stacked
+    return over_devices(strategy.mesh, partial(run, function), shared, clients)
+
+
+def over_devices(mesh: Mesh, work: Callable[..., tuple[Any, Any]], shared: Any, *by_place: Any):
+    """`work(shared, *mine) -> (summed, stacked)` on each device, which has its own part by place."""
+
+    def on_one_device(shared, *mine):
+        summed, stacked = work(shared, *mine)
+        return meshes.summed(summed, mesh), stacked
 
     everywhere, split = PartitionSpec(), PartitionSpec(AXIS)
     summed, stacked = jax.shard_map(
         on_one_device,
-        mesh=strategy.mesh,
-        in_specs=(meshes.specs_of(shared), split),
+        mesh=mesh,
+        in_specs=(meshes.specs_of(shared), *[split] * len(by_place)),
         out_specs=(everywhere, split),
         check_vma=False,
-        **meshes.manual_axes(strategy.mesh),
-    )(shared, meshes.known_to_all(clients, strategy.mesh))
-    return summed, meshes.told_to_all(stacked, strategy.mesh)
+        **meshes.manual_axes(mesh),
+    )(shared, *meshes.known_to_all(by_place, mesh))
+    return summed, meshes.told_to_all(stacked, mesh)
 
 
 def _unless(absent, function):
