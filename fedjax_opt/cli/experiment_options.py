@@ -8,12 +8,13 @@ from typing import Any
 
 from fedjax_opt.cli import units
 from fedjax_opt.experiments.config import KEYS, Experiment, from_options, from_toml, to_options
+from fedjax_opt.experiments.experiment import DRIFT
 
 _POSITIONAL = ("task", "algorithms")
 # Keys whose flags are called otherwise, and take a rate with its unit.
 _RATES = {"download_mbps": "--download", "upload_mbps": "--upload"}
-# What a command takes where neither a flag nor a file says anything: a page shows the clients' drift.
-_DEFAULTS = {"compare": {"diagnostics": ["client_distance"]}}
+# What a command takes where neither a flag nor a file says anything.
+_DEFAULTS = {"compare": {"diagnostics": list(DRIFT)}}
 
 
 def add_options(parser: argparse.ArgumentParser, one_algorithm: bool) -> None:

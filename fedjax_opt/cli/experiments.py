@@ -20,7 +20,6 @@ import sys
 from typing import Any
 
 import numpy as np
-from tqdm.auto import tqdm
 
 import fedjax_opt as fo
 from fedjax_opt.cli import dry_run
@@ -28,6 +27,7 @@ from fedjax_opt.cli.experiment_options import add_options, command_line, read_ex
 from fedjax_opt.cli.interrupts import remembered
 from fedjax_opt.cli.tables import duration, print_table
 from fedjax_opt.cli.together import open_directory
+from fedjax_opt.core.progress import RoundBar
 from fedjax_opt.experiments import playing, summary
 from fedjax_opt.experiments.config import Experiment, to_toml
 from fedjax_opt.experiments.pricing import COLUMNS
@@ -41,6 +41,7 @@ _COMMANDS = {
     "compare": "several algorithms on a task, each at its best point, and a page about it",
 }
 _SHOWN = 20  # points of a sweep in the terminal; all are in the directory
+_LOGGED = 30.0  # seconds between two lines of progress where they go into a file
 
 
 def add_parser(commands: Any) -> None:
@@ -106,24 +107,28 @@ def _new_directory(command: str, experiment: Experiment) -> pathlib.Path:
 def play(experiment: Experiment, task: Any, setup: Any, directory: RunDirectory) -> None:
     """Plays what is missing, and shows how far it is."""
     total = setup.rounds * sum(len(program.trials) for program in setup.programs)
-    quiet = not fo.distributed.is_first()
-    bar = tqdm(total=total, unit="round", desc=experiment.task.name, disable=quiet)
+    missing = [playing.remaining(p.trials, directory.records, setup.rounds) for p in setup.programs]
+    finished = total - setup.rounds * sum(map(len, missing))
+    bar = RoundBar(
+        total=total,
+        initial=finished,
+        programs=sum(map(bool, missing)),
+        desc=experiment.task.name,
+        disable=not fo.distributed.is_first(),
+        mininterval=0.1 if sys.stderr.isatty() else _LOGGED,
+    )
 
     def show(progress: Progress) -> None:
-        bar.update(finished + progress.done - bar.n)
         newest = progress.records[-1] if progress.records else {}
         shown = {k: f"{newest[k]:.4f}" for k in ("train_loss", "accuracy") if k in newest}
-        bar.set_postfix({"algorithm": progress.trials[0].label, **shown})
+        bar.set_postfix({"algorithm": progress.trials[0].label, **shown}, refresh=False)
+        bar.update(finished + progress.done - bar.n)
         check_interrupt()
 
     with bar, remembered() as check_interrupt:
-        # What the directory held already is done.
-        finished = total - sum(
-            setup.rounds * len(playing.remaining(p.trials, directory.records, setup.rounds))
-            for p in setup.programs
-        )
-        bar.update(finished)
+        bar.begin_program()
         for _, found in playing.play(experiment, task, setup, directory, show):
+            bar.begin_program()
             finished += setup.rounds * len(found.trials)
             for trial, failure in zip(found.trials, found.failures, strict=True):
                 if failure:
