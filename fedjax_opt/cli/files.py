@@ -5,6 +5,12 @@ import pathlib
 PLOT_FORMATS = (".png", ".pdf", ".svg")
 
 
+def said(error: Exception) -> str:
+    """The message of an error, without the system's number for it where `files.explained` wrote it."""
+    explained = isinstance(error, OSError) and error.strerror and error.filename is None
+    return str(error.strerror if explained else error)
+
+
 def check_plot_path(path: pathlib.Path) -> None:
     """Refuses a plot's path that cannot be written, or whose ending is not a format."""
     if path.suffix.lower() not in PLOT_FORMATS:
