@@ -17,6 +17,7 @@ import argparse
 import datetime
 import pathlib
 import sys
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from fedjax_opt.cli.together import open_directory
 from fedjax_opt.core.progress import RoundBar
 from fedjax_opt.experiments import playing, summary
 from fedjax_opt.experiments.config import Experiment, to_toml
+from fedjax_opt.experiments.facts import at_edges, edge_note, facts
 from fedjax_opt.experiments.pricing import COLUMNS
 from fedjax_opt.experiments.recipes import load_task
 from fedjax_opt.experiments.rundir import RunDirectory, read
@@ -40,6 +42,7 @@ _COMMANDS = {
     "sweep": "search the hyperparameters of an algorithm: a grid or random points, as one program",
     "compare": "several algorithms on a task, each at its best point, and a page about it",
 }
+_WIDTH = 96
 _SHOWN = 20  # points of a sweep in the terminal; all are in the directory
 _LOGGED = 30.0  # seconds between two lines of progress where they go into a file
 
@@ -51,7 +54,7 @@ def add_parser(commands: Any) -> None:
             name, help=about, description=__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
-        add_options(parser, one_algorithm=name != "compare")
+        add_options(parser, name)
         parser.set_defaults(run=run, command=name)
 
 
@@ -73,13 +76,13 @@ def run(options: argparse.Namespace) -> int:
         return 0
     output = options.output or _new_directory(options.command, experiment)
     try:
-        with open_directory(output, to_toml(experiment), experiment.seeds) as directory:
+        known = facts(experiment, task, setup)
+        with open_directory(output, to_toml(experiment), experiment.seeds, known) as directory:
             play(experiment, task, setup, directory)
     except KeyboardInterrupt:
-        print(
-            f"\nWhat was done is kept. To go on: {command_line(options.command, experiment, output)}",
-            file=sys.stderr,
-        )
+        if fo.distributed.is_first():
+            again = command_line(options.command, experiment, output)
+            print(f"\nWhat was done is kept. To go on: {again}", file=sys.stderr)
         raise
     if fo.distributed.is_first():
         _report(options.command, experiment, output)
@@ -196,6 +199,8 @@ def _print_best(experiment: Experiment, best: list[summary.Judged]) -> None:
         for one in best:
             chosen = ", ".join(f"{k}={_number(v)}" for k, v in one.outcome.hyperparameters.items())
             print(f"{one.outcome.label}: {chosen or 'as given'}")
+    for sentence in edge_note(at_edges(experiment, [one.outcome for one in best])):
+        print(textwrap.fill(sentence, _WIDTH, break_on_hyphens=False))
 
 
 def _share(value: Any) -> str:

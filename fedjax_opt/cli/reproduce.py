@@ -27,6 +27,7 @@ from fedjax_opt.cli.tables import duration
 from fedjax_opt.core.tables import table_lines
 from fedjax_opt.experiments import papers, playing
 from fedjax_opt.experiments.config import to_toml
+from fedjax_opt.experiments.facts import facts
 from fedjax_opt.experiments.papers.entry import MEASURES, prepared
 from fedjax_opt.experiments.pricing import Device
 from fedjax_opt.experiments.recipes import load_task
@@ -109,16 +110,19 @@ def _play(
 ) -> float:
     """Plays a part; or says what it would take, and returns a guess at its seconds."""
     task = prepared(part, task)
+    # At once: to derive what a large model costs takes a while.
+    print(f"{part.name}: {task.data.summary()}", end="", flush=True)
     setup = playing.set_up(part.experiment, task)
     if part.seconds_per_step is not None:
         rate = setup.programs[0].price.flops_per_step / part.seconds_per_step
         setup = playing.set_up(part.experiment, task, Device(flops_per_second=rate))
-    print(f"{part.name}: {task.data.summary()}; {len(setup.test['y'])} test examples.")
+    print(f"; {len(setup.test['y'])} test examples.")
     if options.dry_run:
         return dry_run.print_plan(task, setup)
-    config = to_toml(part.experiment)
+    made = part.experiment
     try:
-        with RunDirectory(output, config, part.experiment.seeds) as directory:
+        known = facts(made, task, setup)
+        with RunDirectory(output, to_toml(made), made.seeds, known) as directory:
             experiments.play(part.experiment, task, setup, directory)
     except KeyboardInterrupt:
         command = _command(options, output.parent)
@@ -148,8 +152,9 @@ def _report(
             output / f"{group}.html",
             f"{entry.name}: {group}",
             next((row.label for row in rows if row.label == entry.baseline), None),
-            notes=_notes(options, entry, [row for row in rows if row.part in own], group, found),
+            notes=_notes(options, entry, group, found),
             commands=[command],
+            beside=_beside(entry, [row for row in rows if row.part in own]),
         )
         print(f"Report: {page}")
     text = "\n".join(
@@ -179,24 +184,22 @@ def _table(entry: papers.Entry, rows: Sequence[papers.Row]) -> tuple[list[str], 
 
 
 def _notes(
-    options: argparse.Namespace,
-    entry: papers.Entry,
-    rows: Sequence[papers.Row],
-    group: str,
-    found: Sequence[str],
+    options: argparse.Namespace, entry: papers.Entry, group: str, found: Sequence[str]
 ) -> list[str]:
-    """What a page says: the paper's finding, its numbers, and whether its orderings hold."""
+    """What a page says: the paper's finding, what differs here, and whether its orderings hold."""
     notes = [f"{entry.paper} {entry.where}: {entry.finds}"]
     notes += [entry.quick_differs if options.quick else entry.differs]
-    for row in rows:
-        for name, (paper, here) in zip(entry.measures, papers.cells(entry, row), strict=True):
-            if paper:
-                told = paper.replace("±", " ± ")
-                notes.append(
-                    f"{row.label}: {MEASURES[name]} {told} in the paper ({row.part.beside}),"
-                    f" {here} here."
-                )
     return [*filter(None, notes), *(line for line in found if line.startswith(f"{group}: "))]
+
+
+def _beside(entry: papers.Entry, rows: Sequence[papers.Row]) -> list[list[str]]:
+    """The lines of a page's own table: without the group, and with where the paper has its numbers."""
+    header, lines = _table(entry, rows)
+    cited = [row.part.beside if row.label in row.part.reported else "" for row in rows]
+    return [
+        [*line[1:], where]
+        for line, where in zip([header, *lines], ["in the paper", *cited], strict=True)
+    ]
 
 
 def _command(options: argparse.Namespace, output: pathlib.Path) -> str:

@@ -23,7 +23,7 @@ class RoundBar(tqdm):
     """A progress bar over rounds; used as tqdm's.
 
     Args:
-      programs: how many programs `begin_program` will be told of; one that is never mentioned needs none.
+      programs: how many programs `begin_program` will be told of; 0 if that is never called.
       **settings: tqdm's own.
 
     Example:
