@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedjax_opt.cli import dry_run, experiments, report
+from fedjax_opt.cli.files import said
 from fedjax_opt.cli.tables import duration
 from fedjax_opt.core.tables import table_lines
 from fedjax_opt.experiments import papers, playing
@@ -83,16 +84,36 @@ def run(options: argparse.Namespace) -> int:
     output = options.output or _new_directory(entry.name, options.quick)
     if not options.dry_run:
         _check_output(output, entry.parts(options.quick, options.leaf))
-    task, loaded, seconds = None, None, 0.0
+    task, loaded, seconds, missing = None, None, 0.0, []
     for part in parts:
         if task is None or loaded != part.experiment.task:
-            task, loaded = load_task(part.experiment.task), part.experiment.task
+            try:
+                task, loaded = _load(options, part), part.experiment.task
+            except (ValueError, OSError, ImportError) as error:
+                # A plan of the other parts is better than none.
+                missing.append(f"{part.name}: cannot be planned without its data. {said(error)}")
+                if not options.dry_run or len(missing) == len(parts):
+                    raise
+                print(missing[-1])
+                continue
         seconds += _play(options, part, task, output / part.name)
     if not options.dry_run:
         _report(options, entry, parts, output)
     elif len(parts) > 1:
-        print(f"All {len(parts)} parts: about {duration(seconds)}, and compilation.")
+        planned = f"{len(parts) - len(missing)} of {len(parts)}" if missing else f"All {len(parts)}"
+        print(f"{planned} parts: about {duration(seconds)}, and compilation.")
     return 0
+
+
+def _load(options: argparse.Namespace, part: papers.Part) -> Task:
+    try:
+        return load_task(part.experiment.task)
+    except (ValueError, OSError) as error:
+        if str(part.experiment.task.arguments.get("folder", "")).startswith(options.leaf):
+            raise ValueError(
+                f"{said(error)} Give LEAF's repository, with this data set made in it, by --leaf DIR."
+            ) from error
+        raise
 
 
 def _chosen(parts: Sequence[papers.Part], only: str | None) -> list[papers.Part]:

@@ -88,11 +88,11 @@ def _listen() -> None:
     jax.monitoring.register_event_duration_secs_listener(_note)
 
 
-def _note(event: str, seconds: float, **_: Any) -> None:
+def _note(event: str, duration_secs: float, **_: Any) -> None:
     if not event.startswith(_COMPILING):
         return
     end = time.perf_counter()
     # What is traced may hold what was traced on the way: no second counts twice.
-    while _spans and _spans[-1][0] >= end - seconds:
+    while _spans and _spans[-1][0] >= end - duration_secs:
         _spans.pop()
-    _spans.append((end - seconds, end))
+    _spans.append((end - duration_secs, end))

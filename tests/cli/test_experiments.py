@@ -247,6 +247,16 @@ def test_a_dry_run_computes_nothing(command, folder):
     assert not (folder / "runs").exists()
 
 
+def test_the_memory_of_a_plan_grows_with_the_minibatch(command):
+    text = f"run {TASK} fedavg {SMALL.replace('--batch-size 4', '')} --dry-run --batch-size"
+    small, large = (
+        next(line.split() for line in command(f"{text} {size}")[1].splitlines() if "fedavg" in line)
+        for size in (4, 4000)
+    )
+    # Inputs of 64 floats, hidden layers and logits are kept for the backward pass.
+    assert float(large[2]) - float(small[2]) > 4000 * 4 * 64 / 1e6
+
+
 def test_what_is_compressed_can_be_planned(command):
     """The longest algorithm that docs/experiments.md writes."""
     status, printed, errors = command(
