@@ -5,12 +5,12 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt.cli.tables import duration, megabytes, print_table
 from fedjax_opt.core import Objective, run_rounds
 from fedjax_opt.experiments.playing import Program, Setup
+from fedjax_opt.experiments.pricing import minibatch
 from fedjax_opt.tasks import Task
 
 # Rounds reach this share of the rate of large matrix products, give or take a factor of two.
@@ -75,10 +75,6 @@ def _work(task: Task, program: Program, rounds: int) -> tuple[float, float]:
 
 def _step_memory(task: Task, batch_size: int) -> int:
     """Bytes that a local step keeps between its forward and its backward pass."""
-    batch = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), jnp.asarray(x[:1]).dtype),
-        task.data.examples,
-    )
 
     def kept(batch):
         key = jax.random.key(0)
@@ -90,7 +86,7 @@ def _step_memory(task: Task, batch_size: int) -> int:
 
         return jax.vjp(loss, variables.params)[1]
 
-    shapes = jax.eval_shape(kept, batch)
+    shapes = jax.eval_shape(kept, minibatch(task, batch_size))
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 

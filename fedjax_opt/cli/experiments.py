@@ -10,14 +10,12 @@ fedjax-opt compare digits fedavg scaffold fedacg --grid learning_rate=0.1,0.2,0.
     several algorithms, each at its best point, and a page that reports on them
 
 Results are in a directory, written as they come: config.toml, about.json (versions, seeds, status),
-history.jsonl, final models. The same command with the same --output goes on where it was stopped.
+history.jsonl, final models. The same command with the same --output runs what is missing.
 """
 
 import argparse
-import datetime
 import pathlib
 import sys
-import textwrap
 from typing import Any
 
 import numpy as np
@@ -25,8 +23,9 @@ import numpy as np
 import fedjax_opt as fo
 from fedjax_opt.cli import dry_run
 from fedjax_opt.cli.experiment_options import add_options, command_line, read_experiment
+from fedjax_opt.cli.files import new_directory
 from fedjax_opt.cli.interrupts import remembered
-from fedjax_opt.cli.tables import duration, print_table
+from fedjax_opt.cli.tables import duration, print_paragraph, print_table
 from fedjax_opt.cli.together import open_directory
 from fedjax_opt.core.progress import RoundBar
 from fedjax_opt.experiments import playing, summary
@@ -42,7 +41,8 @@ _COMMANDS = {
     "sweep": "search the hyperparameters of an algorithm: a grid or random points, as one program",
     "compare": "several algorithms on a task, each at its best point, and a page about it",
 }
-_WIDTH = 96
+#: What is said after Ctrl-C.
+KEPT = "What was done is kept; runs that were cut short will begin anew."
 _SHOWN = 20  # points of a sweep in the terminal; all are in the directory
 _LOGGED = 30.0  # seconds between two lines of progress where they go into a file
 
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         dry_run.print_plan(task, setup)
         return 0
-    output = options.output or _new_directory(options.command, experiment)
+    output = options.output or new_directory(f"{options.command}-{experiment.task.name}")
     try:
         known = facts(experiment, task, setup)
         with open_directory(output, to_toml(experiment), experiment.seeds, known) as directory:
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         if fo.distributed.is_first():
             again = command_line(options.command, experiment, output)
-            print(f"\nWhat was done is kept. To go on: {again}", file=sys.stderr)
+            print(f"\n{KEPT} To go on: {again}", file=sys.stderr)
         raise
     if fo.distributed.is_first():
         _report(options.command, experiment, output)
@@ -100,11 +100,6 @@ def _check(command: str, experiment: Experiment) -> None:
         raise ValueError(
             f"{command} takes one algorithm, got {len(experiment.algorithms)}: use `fedjax-opt compare`."
         )
-
-
-def _new_directory(command: str, experiment: Experiment) -> pathlib.Path:
-    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return pathlib.Path("runs") / f"{command}-{experiment.task.name}-{stamp}"
 
 
 def play(experiment: Experiment, task: Any, setup: Any, directory: RunDirectory) -> None:
@@ -200,7 +195,7 @@ def _print_best(experiment: Experiment, best: list[summary.Judged]) -> None:
             chosen = ", ".join(f"{k}={_number(v)}" for k, v in one.outcome.hyperparameters.items())
             print(f"{one.outcome.label}: {chosen or 'as given'}")
     for sentence in edge_note(at_edges(experiment, [one.outcome for one in best])):
-        print(textwrap.fill(sentence, _WIDTH, break_on_hyphens=False))
+        print_paragraph(sentence)
 
 
 def _share(value: Any) -> str:

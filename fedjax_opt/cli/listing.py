@@ -13,6 +13,7 @@ import inspect
 import textwrap
 from typing import Any
 
+from fedjax_opt.cli.tables import WIDTH, print_paragraph
 from fedjax_opt.experiments import criteria
 from fedjax_opt.experiments.derived import NUMBER, Recipe
 from fedjax_opt.experiments.recipes import RECIPES
@@ -21,7 +22,6 @@ from fedjax_opt.experiments.specs import unknown
 _KINDS = {f"{kind}s": recipes for kind, recipes in RECIPES.items()}
 # Of these a grid varies nothing.
 _FIXED = ("task", "controller")
-_WIDTH = 96
 
 
 def add_parser(commands: Any) -> None:
@@ -42,8 +42,8 @@ def run(options: argparse.Namespace) -> int:
     """Prints names, or what one of them takes."""
     if options.what is None:
         for kind, recipes in _KINDS.items():
-            _paragraph(f"{kind}: {', '.join(recipes)}")
-        _paragraph(f"criteria: {', '.join(criteria.CRITERIA)}")
+            print_paragraph(f"{kind}: {', '.join(recipes)}", rest="  ")
+        print_paragraph(f"criteria: {', '.join(criteria.CRITERIA)}", rest="  ")
     elif options.what in _KINDS:
         recipes = _KINDS[options.what]
         _definitions({name: recipe.help for name, recipe in recipes.items()})
@@ -66,7 +66,7 @@ def _first_line(function: Any) -> str:
 
 
 def _print_recipe(kind: str, recipe: Recipe) -> None:
-    _paragraph(f"{recipe.name} ({kind}): {recipe.help}")
+    print_paragraph(f"{recipe.name} ({kind}): {recipe.help}", rest="  ")
     _definitions(
         {
             name + ("" if parameter.required else f"={parameter.default}"): parameter.help
@@ -79,7 +79,7 @@ def _print_recipe(kind: str, recipe: Recipe) -> None:
         }
     )
     if recipe.paper:
-        _paragraph(recipe.paper)
+        print_paragraph(recipe.paper, rest="  ")
 
 
 def _definitions(entries: dict[str, str]) -> None:
@@ -87,8 +87,4 @@ def _definitions(entries: dict[str, str]) -> None:
     left = max(map(len, entries), default=0) + 4
     for name, meaning in entries.items():
         first = f"  {name}".ljust(left)
-        print(textwrap.fill(f"{first}{meaning}", _WIDTH, subsequent_indent=" " * left))
-
-
-def _paragraph(text: str) -> None:
-    print(textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False))
+        print(textwrap.fill(f"{first}{meaning}", WIDTH, subsequent_indent=" " * left))

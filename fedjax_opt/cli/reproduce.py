@@ -14,17 +14,15 @@ each group of parts, and reproduced.md: the table, and which orderings of the pa
 """
 
 import argparse
-import datetime
 import pathlib
 import shlex
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from fedjax_opt.cli import dry_run, experiments, report
-from fedjax_opt.cli.files import said
-from fedjax_opt.cli.tables import duration
+from fedjax_opt.cli.files import new_directory, said
+from fedjax_opt.cli.tables import duration, print_paragraph
 from fedjax_opt.core.tables import table_lines
 from fedjax_opt.experiments import papers, playing
 from fedjax_opt.experiments.config import to_toml
@@ -37,7 +35,6 @@ from fedjax_opt.experiments.specs import unknown
 from fedjax_opt.tasks import Task
 
 _TABLE = "reproduced.md"
-_WIDTH = 96
 
 
 def add_parser(commands: Any) -> None:
@@ -79,9 +76,9 @@ def run(options: argparse.Namespace) -> int:
         )
     entry = papers.find(options.name)
     parts = _chosen(entry.parts(options.quick, options.leaf), options.only)
-    _paragraph(f"{entry.paper} {entry.where}. {entry.finds}")
-    _paragraph(entry.quick_differs if options.quick else entry.differs)
-    output = options.output or _new_directory(entry.name, options.quick)
+    print_paragraph(f"{entry.paper} {entry.where}. {entry.finds}")
+    print_paragraph(entry.quick_differs if options.quick else entry.differs)
+    output = options.output or new_directory(f"{entry.name}{'-quick' if options.quick else ''}")
     if not options.dry_run:
         _check_output(output, entry.parts(options.quick, options.leaf))
     task, loaded, seconds, missing = None, None, 0.0, []
@@ -147,7 +144,7 @@ def _play(
             experiments.play(part.experiment, task, setup, directory)
     except KeyboardInterrupt:
         command = _command(options, output.parent)
-        print(f"\nWhat was done is kept. To go on: {command}", file=sys.stderr)
+        print(f"\n{experiments.KEPT} To go on: {command}", file=sys.stderr)
         raise
     return 0.0
 
@@ -164,7 +161,7 @@ def _report(
     table = table_lines(header, lines, (0, 1))
     print("\n".join(table))
     for sentence in found:
-        _paragraph(sentence)
+        print_paragraph(sentence)
     command = _command(options, output)
     for group in dict.fromkeys(part.group for part in parts):
         own = [part for part in parts if part.group == group]
@@ -230,11 +227,6 @@ def _command(options: argparse.Namespace, output: pathlib.Path) -> str:
     return shlex.join([*words, "--output", str(output)])
 
 
-def _new_directory(name: str, quick: bool) -> pathlib.Path:
-    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return pathlib.Path("runs") / f"{name}{'-quick' if quick else ''}-{stamp}"
-
-
 def _check_output(output: pathlib.Path, parts: Sequence[papers.Part]) -> None:
     """Refuses a directory that holds anything else."""
     known = {_TABLE, *(part.name for part in parts), *(f"{part.group}.html" for part in parts)}
@@ -261,12 +253,6 @@ def _print_list() -> None:
     for paper in dict.fromkeys(entry.paper for entry in papers.ENTRIES.values()):
         own = [entry for entry in papers.ENTRIES.values() if entry.paper == paper]
         print()
-        _paragraph(paper)
+        print_paragraph(paper)
         for entry in own:
-            _paragraph(f"{entry.name}: {entry.finds}", "  ")
-
-
-def _paragraph(text: str, indent: str = "") -> None:
-    if text:
-        rest = f"{indent}  " if indent else ""
-        print(textwrap.fill(text, _WIDTH, initial_indent=indent, subsequent_indent=rest))
+            print_paragraph(f"{entry.name}: {entry.finds}", "  ", "    ")
