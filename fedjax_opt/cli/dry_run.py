@@ -1,5 +1,6 @@
 """`--dry-run`: what an experiment would need, from shapes alone, and a guess at its time."""
 
+import inspect
 import time
 from typing import Any
 
@@ -7,11 +8,14 @@ import jax
 import numpy as np
 
 from fedjax_opt.cli.tables import duration, megabytes, print_table
+from fedjax_opt.core import Objective, run_rounds
 from fedjax_opt.experiments.playing import Program, Setup
+from fedjax_opt.experiments.pricing import minibatch
 from fedjax_opt.tasks import Task
 
 # Rounds reach this share of the rate of large matrix products, give or take a factor of two.
 _EFFICIENCY = 0.4
+_BATCH_SIZE = inspect.signature(run_rounds).parameters["batch_size"].default
 
 
 def print_plan(task: Task, setup: Setup) -> float:
@@ -21,7 +25,8 @@ def print_plan(task: Task, setup: Setup) -> float:
       That guess, in seconds.
     """
     rate = _EFFICIENCY * _matrix_rate()
-    rows, flops = [], 0.0
+    batch_size = setup.programs[0].settings.get("batch_size", _BATCH_SIZE)
+    rows, flops, step = [], 0.0, _step_memory(task, batch_size)
     for program in setup.programs:
         clients, steps = _work(task, program, setup.rounds)
         trials = len(program.trials)
@@ -31,7 +36,7 @@ def print_plan(task: Task, setup: Setup) -> float:
             [
                 program.member.label,
                 str(trials),
-                megabytes(program.price.memory),
+                megabytes(program.price.memory + step),
                 f"{trials * each / 1e9:.4g}",
                 megabytes(trials * clients * program.price.bytes_up),
                 megabytes(trials * clients * program.price.bytes_down),
@@ -61,11 +66,28 @@ def _work(task: Task, program: Program, rounds: int) -> tuple[float, float]:
     cohort = settings["cohort_size"] if "cohort_size" in settings else settings["sampler"].size
     steps: Any = settings.get("local_steps")
     if "local_epochs" in settings and steps is None:
-        per_epoch = np.ceil(np.asarray(task.data.sizes) / settings.get("batch_size", 32))
+        per_epoch = np.ceil(np.asarray(task.data.sizes) / settings.get("batch_size", _BATCH_SIZE))
         steps = settings["local_epochs"] * float(np.mean(per_epoch))
     elif not isinstance(steps, (int, float)):
         steps = task.settings.get("local_steps", 1)
     return float(rounds * cohort), float(rounds * cohort * steps)
+
+
+def _step_memory(task: Task, batch_size: int) -> int:
+    """Bytes that a local step keeps between its forward and its backward pass."""
+
+    def kept(batch):
+        key = jax.random.key(0)
+        variables = task.model.init(key, batch)
+
+        def loss(params):
+            now = variables._replace(params=params)
+            return Objective(task.model, key).evaluate(now, batch).loss
+
+        return jax.vjp(loss, variables.params)[1]
+
+    shapes = jax.eval_shape(kept, minibatch(task, batch_size))
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
 def _matrix_rate(size: int = 768, seconds: float = 0.3) -> float:

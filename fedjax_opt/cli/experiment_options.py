@@ -8,21 +8,27 @@ from typing import Any
 
 from fedjax_opt.cli import units
 from fedjax_opt.experiments.config import KEYS, Experiment, from_options, from_toml, to_options
+from fedjax_opt.experiments.experiment import DRIFT
 
 _POSITIONAL = ("task", "algorithms")
 # Keys whose flags are called otherwise, and take a rate with its unit.
 _RATES = {"download_mbps": "--download", "upload_mbps": "--upload"}
-# What a command takes where neither a flag nor a file says anything: a page shows the clients' drift.
-_DEFAULTS = {"compare": {"diagnostics": ["client_distance"]}}
+# What `run` refuses, with a word on what to use instead: its help does not offer it.
+_OF_A_SEARCH = ("grid", "samples", "search_seed", "criterion")
+# What a command takes where neither a flag nor a file says anything.
+_DEFAULTS = {"compare": {"diagnostics": list(DRIFT)}}
+
+_GRID = (
+    "Values to try of a hyperparameter; once for each of them: --grid learning_rate=0.1,0.3 --grid"
+    " mu=0.01,0.1. Of a wrapper: clipped.max_norm=1,10; of one algorithm alone: label:learning_rate=0.1;"
+    " or local_steps, local_epochs. With --samples also a range: 'learning_rate=loguniform(0.001,1)'."
+)
 
 
-def add_options(parser: argparse.ArgumentParser, one_algorithm: bool) -> None:
+def add_options(parser: argparse.ArgumentParser, command: str) -> None:
     """Adds what says what to run, where results go, and what devices to imagine."""
     parser.add_argument("task", nargs="?", metavar="TASK", help=KEYS["task"].help)
-    if one_algorithm:
-        parser.add_argument("algorithms", nargs="?", metavar="ALGORITHM", help=_help("algorithms"))
-    else:
-        parser.add_argument("algorithms", nargs="*", metavar="ALGORITHM", help=_help("algorithms"))
+    parser.add_argument("algorithms", nargs="*", metavar="ALGORITHM", help=_help("algorithms"))
     described = parser.add_argument_group("what is run (in a file: the same names with _ for -)")
     for name in KEYS:
         if name not in (*_POSITIONAL, *_RATES):
@@ -31,7 +37,9 @@ def add_options(parser: argparse.ArgumentParser, one_algorithm: bool) -> None:
                 dest=f"key_{name}",
                 action="append" if name == "grid" else "store",
                 metavar="NAME=VALUES" if name == "grid" else name.split("_")[-1].upper(),
-                help=_help(name),
+                help=argparse.SUPPRESS
+                if command == "run" and name in _OF_A_SEARCH
+                else _help(name) + _default(command, name),
             )
     for name in _RATES:
         described.add_argument(
@@ -69,9 +77,17 @@ def _flag(name: str) -> str:
 
 
 def _help(name: str) -> str:
+    if name == "grid":
+        return _GRID
     key = KEYS[name]
     choices = f" Choices: {', '.join(key.choices)}." if key.choices else ""
     return f"{key.help}{choices}".replace("%", "%%")
+
+
+def _default(command: str, name: str) -> str:
+    """What an option is where it is left out; a key whose default is None says so itself."""
+    value = _DEFAULTS.get(command, {}).get(name, Experiment._field_defaults[name])
+    return f" (default: {KEYS[name].kind.show(value)[0]})" if value or value == 0 else ""
 
 
 def read_experiment(options: argparse.Namespace) -> Experiment:
@@ -85,9 +101,8 @@ def read_experiment(options: argparse.Namespace) -> Experiment:
         texts[name] = [repr(units.parse(_flag(name), texts[name][0], "rate"))]
     if options.task is not None:
         texts["task"] = [options.task]
-    algorithms = options.algorithms or []
-    if algorithms:
-        texts["algorithms"] = algorithms if isinstance(algorithms, list) else [algorithms]
+    if options.algorithms:
+        texts["algorithms"] = options.algorithms
     usual = _DEFAULTS.get(options.command, {})
     if options.config is None:
         return from_options(usual | texts)

@@ -10,26 +10,27 @@ fedjax-opt compare digits fedavg scaffold fedacg --grid learning_rate=0.1,0.2,0.
     several algorithms, each at its best point, and a page that reports on them
 
 Results are in a directory, written as they come: config.toml, about.json (versions, seeds, status),
-history.jsonl, final models. The same command with the same --output goes on where it was stopped.
+history.jsonl, final models. The same command with the same --output runs what is missing.
 """
 
 import argparse
-import datetime
 import pathlib
 import sys
 from typing import Any
 
 import numpy as np
-from tqdm.auto import tqdm
 
 import fedjax_opt as fo
 from fedjax_opt.cli import dry_run
 from fedjax_opt.cli.experiment_options import add_options, command_line, read_experiment
+from fedjax_opt.cli.files import new_directory
 from fedjax_opt.cli.interrupts import remembered
-from fedjax_opt.cli.tables import duration, print_table
+from fedjax_opt.cli.tables import duration, print_paragraph, print_table
 from fedjax_opt.cli.together import open_directory
+from fedjax_opt.core.progress import RoundBar
 from fedjax_opt.experiments import playing, summary
 from fedjax_opt.experiments.config import Experiment, to_toml
+from fedjax_opt.experiments.facts import at_edges, edge_note, facts
 from fedjax_opt.experiments.pricing import COLUMNS
 from fedjax_opt.experiments.recipes import load_task
 from fedjax_opt.experiments.rundir import RunDirectory, read
@@ -40,7 +41,10 @@ _COMMANDS = {
     "sweep": "search the hyperparameters of an algorithm: a grid or random points, as one program",
     "compare": "several algorithms on a task, each at its best point, and a page about it",
 }
+#: What is said after Ctrl-C.
+KEPT = "What was done is kept; runs that were cut short will begin anew."
 _SHOWN = 20  # points of a sweep in the terminal; all are in the directory
+_LOGGED = 30.0  # seconds between two lines of progress where they go into a file
 
 
 def add_parser(commands: Any) -> None:
@@ -50,7 +54,7 @@ def add_parser(commands: Any) -> None:
             name, help=about, description=__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
-        add_options(parser, one_algorithm=name != "compare")
+        add_options(parser, name)
         parser.set_defaults(run=run, command=name)
 
 
@@ -70,15 +74,15 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         dry_run.print_plan(task, setup)
         return 0
-    output = options.output or _new_directory(options.command, experiment)
+    output = options.output or new_directory(f"{options.command}-{experiment.task.name}")
     try:
-        with open_directory(output, to_toml(experiment), experiment.seeds) as directory:
+        known = facts(experiment, task, setup)
+        with open_directory(output, to_toml(experiment), experiment.seeds, known) as directory:
             play(experiment, task, setup, directory)
     except KeyboardInterrupt:
-        print(
-            f"\nWhat was done is kept. To go on: {command_line(options.command, experiment, output)}",
-            file=sys.stderr,
-        )
+        if fo.distributed.is_first():
+            again = command_line(options.command, experiment, output)
+            print(f"\n{KEPT} To go on: {again}", file=sys.stderr)
         raise
     if fo.distributed.is_first():
         _report(options.command, experiment, output)
@@ -98,32 +102,31 @@ def _check(command: str, experiment: Experiment) -> None:
         )
 
 
-def _new_directory(command: str, experiment: Experiment) -> pathlib.Path:
-    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return pathlib.Path("runs") / f"{command}-{experiment.task.name}-{stamp}"
-
-
 def play(experiment: Experiment, task: Any, setup: Any, directory: RunDirectory) -> None:
     """Plays what is missing, and shows how far it is."""
     total = setup.rounds * sum(len(program.trials) for program in setup.programs)
-    quiet = not fo.distributed.is_first()
-    bar = tqdm(total=total, unit="round", desc=experiment.task.name, disable=quiet)
+    missing = [playing.remaining(p.trials, directory.records, setup.rounds) for p in setup.programs]
+    finished = total - setup.rounds * sum(map(len, missing))
+    bar = RoundBar(
+        total=total,
+        initial=finished,
+        programs=sum(map(bool, missing)),
+        desc=experiment.task.name,
+        disable=not fo.distributed.is_first(),
+        mininterval=0.1 if sys.stderr.isatty() else _LOGGED,
+    )
 
     def show(progress: Progress) -> None:
-        bar.update(finished + progress.done - bar.n)
         newest = progress.records[-1] if progress.records else {}
         shown = {k: f"{newest[k]:.4f}" for k in ("train_loss", "accuracy") if k in newest}
-        bar.set_postfix({"algorithm": progress.trials[0].label, **shown})
+        bar.set_postfix({"algorithm": progress.trials[0].label, **shown}, refresh=False)
+        bar.update(finished + progress.done - bar.n)
         check_interrupt()
 
     with bar, remembered() as check_interrupt:
-        # What the directory held already is done.
-        finished = total - sum(
-            setup.rounds * len(playing.remaining(p.trials, directory.records, setup.rounds))
-            for p in setup.programs
-        )
-        bar.update(finished)
+        bar.begin_program()
         for _, found in playing.play(experiment, task, setup, directory, show):
+            bar.begin_program()
             finished += setup.rounds * len(found.trials)
             for trial, failure in zip(found.trials, found.failures, strict=True):
                 if failure:
@@ -191,6 +194,8 @@ def _print_best(experiment: Experiment, best: list[summary.Judged]) -> None:
         for one in best:
             chosen = ", ".join(f"{k}={_number(v)}" for k, v in one.outcome.hyperparameters.items())
             print(f"{one.outcome.label}: {chosen or 'as given'}")
+    for sentence in edge_note(at_edges(experiment, [one.outcome for one in best])):
+        print_paragraph(sentence)
 
 
 def _share(value: Any) -> str:

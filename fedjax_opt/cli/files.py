@@ -1,8 +1,21 @@
 """Files that a command is asked to write, checked before hours of work go into them."""
 
+import datetime
 import pathlib
 
 PLOT_FORMATS = (".png", ".pdf", ".svg")
+
+
+def said(error: Exception) -> str:
+    """The message of an error, without the system's number for it where `files.explained` wrote it."""
+    if isinstance(error, OSError) and error.strerror and error.filename is None:
+        return error.strerror
+    return str(error)
+
+
+def new_directory(name: str) -> pathlib.Path:
+    """Where results go if nobody says it."""
+    return pathlib.Path("runs") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
 def check_plot_path(path: pathlib.Path) -> None:

@@ -9,16 +9,19 @@ fedjax-opt list ghbm
 """
 
 import argparse
+import inspect
 import textwrap
 from typing import Any
 
-from fedjax_opt.experiments.criteria import CRITERIA
+from fedjax_opt.cli.tables import WIDTH, print_paragraph
+from fedjax_opt.experiments import criteria
 from fedjax_opt.experiments.derived import NUMBER, Recipe
 from fedjax_opt.experiments.recipes import RECIPES
 from fedjax_opt.experiments.specs import unknown
 
 _KINDS = {f"{kind}s": recipes for kind, recipes in RECIPES.items()}
-_WIDTH = 96
+# Of these a grid varies nothing.
+_FIXED = ("task", "controller")
 
 
 def add_parser(commands: Any) -> None:
@@ -30,7 +33,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "what", nargs="?", metavar="KIND|NAME", help=f"{', '.join(_KINDS)}, or a name"
+        "what", nargs="?", metavar="KIND|NAME", help=f"{', '.join(_KINDS)}, criteria, or a name"
     )
     parser.set_defaults(run=run)
 
@@ -39,34 +42,44 @@ def run(options: argparse.Namespace) -> int:
     """Prints names, or what one of them takes."""
     if options.what is None:
         for kind, recipes in _KINDS.items():
-            _paragraph(f"{kind}: {', '.join(recipes)}")
-        _paragraph(f"criteria: {', '.join(CRITERIA)}")
+            print_paragraph(f"{kind}: {', '.join(recipes)}", rest="  ")
+        print_paragraph(f"criteria: {', '.join(criteria.CRITERIA)}", rest="  ")
     elif options.what in _KINDS:
         recipes = _KINDS[options.what]
         _definitions({name: recipe.help for name, recipe in recipes.items()})
+    elif options.what == "criteria":
+        _definitions({name: _first_line(getattr(criteria, name)) for name in criteria.CRITERIA})
     else:
         found = {
             kind: known[options.what] for kind, known in RECIPES.items() if options.what in known
         }
         if not found:
-            names = [*_KINDS, *(name for recipes in RECIPES.values() for name in recipes)]
+            names = [*_KINDS, "criteria", *(name for known in RECIPES.values() for name in known)]
             raise unknown("name", options.what, names, "`fedjax-opt list` shows all.")
         for kind, recipe in found.items():
             _print_recipe(kind, recipe)
     return 0
 
 
+def _first_line(function: Any) -> str:
+    return (inspect.getdoc(function) or "").partition("\n")[0]
+
+
 def _print_recipe(kind: str, recipe: Recipe) -> None:
-    _paragraph(f"{recipe.name} ({kind}): {recipe.help}")
+    print_paragraph(f"{recipe.name} ({kind}): {recipe.help}", rest="  ")
     _definitions(
         {
             name + ("" if parameter.required else f"={parameter.default}"): parameter.help
-            + (" Can be swept in one program." if parameter.kind == NUMBER else "")
+            + (
+                " Can be swept in one program."
+                if parameter.kind == NUMBER and kind not in _FIXED
+                else ""
+            )
             for name, parameter in recipe.parameters.items()
         }
     )
     if recipe.paper:
-        _paragraph(recipe.paper)
+        print_paragraph(recipe.paper, rest="  ")
 
 
 def _definitions(entries: dict[str, str]) -> None:
@@ -74,8 +87,4 @@ def _definitions(entries: dict[str, str]) -> None:
     left = max(map(len, entries), default=0) + 4
     for name, meaning in entries.items():
         first = f"  {name}".ljust(left)
-        print(textwrap.fill(f"{first}{meaning}", _WIDTH, subsequent_indent=" " * left))
-
-
-def _paragraph(text: str) -> None:
-    print(textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False))
+        print(textwrap.fill(f"{first}{meaning}", WIDTH, subsequent_indent=" " * left))

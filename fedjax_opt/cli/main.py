@@ -18,6 +18,7 @@ from fedjax_opt.cli import (
     reproduce,
     together,
 )
+from fedjax_opt.cli.files import said
 from fedjax_opt.experiments.specs import unknown
 
 
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError) as error:
         # The library names the argument, its value and what is allowed, or what is to be installed:
         # that is all a user needs.
-        print(f"fedjax-opt: {error}", file=sys.stderr)
+        print(f"fedjax-opt: {said(error)}", file=sys.stderr)
         together.leave(2)
         return 2
     except KeyboardInterrupt:

@@ -27,6 +27,7 @@ from fedjax_opt.cli.files import check_plot_path
 from fedjax_opt.cli.plan_options import GROUPS
 from fedjax_opt.cli.units import parse
 from fedjax_opt.core import checks
+from fedjax_opt.experiments.specs import unknown
 
 _USAGE = """fedjax-opt plan --task NAME [--hours H] [options]
        fedjax-opt plan --model-size SIZE --download RATE --upload RATE --step-seconds T
@@ -160,7 +161,7 @@ def _task(options):
     """The paper's task, or the digits as if they were one; None where all is given."""
     tasks = {task.lower(): task for task in fo.costs.paper_tasks()}
     if options.task is not None and options.task.lower() not in tasks:
-        raise ValueError(f"--task must be one of {', '.join(tasks)}, got {options.task!r}.")
+        raise unknown("--task", options.task, tasks, f"There are {', '.join(tasks)}.")
     if options.estimate:
         if options.task is not None:
             raise ValueError(

@@ -14,6 +14,8 @@ from typing import Any
 from fedjax_opt.cli.experiment_options import command_line
 from fedjax_opt.experiments import summary
 from fedjax_opt.experiments.config import Experiment, from_toml
+from fedjax_opt.experiments.facts import at_edges, edge_note
+from fedjax_opt.experiments.files import explained
 from fedjax_opt.experiments.playing import device_of
 from fedjax_opt.experiments.report import About, Curves, save_plots, write_report
 from fedjax_opt.experiments.rundir import Results, read
@@ -56,8 +58,9 @@ def write(
     plots: pathlib.Path | None = None,
     notes: Sequence[str] = (),
     commands: Sequence[str] = (),
+    beside: Sequence[Sequence[str]] = (),
 ) -> pathlib.Path:
-    """Writes a page about the runs, with notes and commands if they are given; returns where it is."""
+    """Writes a page about the runs, with what else is given of an `About`; returns where it is."""
     found = [(path, read(path)) for path in runs]
     experiments = [from_toml(results.config, str(path / "config.toml")) for path, results in found]
     tasks = {str(experiment.task) for experiment in experiments}
@@ -66,10 +69,13 @@ def write(
             f"The runs of a report must be of one task, got {', '.join(sorted(tasks))}."
         )
     curves: list[Curves] = []
+    edges: list[str] = []
     for experiment, (path, results) in zip(experiments, found, strict=True):
-        for judged in summary.best_of_each(
+        best = summary.best_of_each(
             experiment, summary.judge(experiment, summary.outcomes(results.records))
-        ):
+        )
+        edges += at_edges(experiment, [judged.outcome for judged in best])
+        for judged in best:
             one = summary.to_curves(experiment, judged.outcome)
             if one.label in {other.label for other in curves}:
                 one = one._replace(label=f"{one.label} ({path.name})")
@@ -80,10 +86,15 @@ def write(
     if baseline is not None and baseline not in labels:
         raise unknown("--baseline", baseline, labels, f"There are {', '.join(labels)}.")
     about = _about(experiments, found, title, baseline or _baseline(curves))
-    about = about._replace(notes=[*notes, *about.notes], commands=[*commands] or about.commands)
+    about = about._replace(
+        notes=[*notes, *edge_note(edges), *about.notes],
+        commands=[*commands] or about.commands,
+        beside=beside,
+    )
     if plots is not None:
         save_plots(plots, about, curves)
-    return write_report(page, about, curves)
+    with explained(page):
+        return write_report(page, about, curves)
 
 
 def _baseline(curves: Sequence[Curves]) -> str:
@@ -112,18 +123,14 @@ def _about(
         notes[-1] += " The simulated link has {:g} Mbit/s down and {:g} Mbit/s up.".format(
             *links.pop()
         )
-    given = {"task": str(first.task), "seeds": len(first.seeds), "rounds": first.rounds,
-             "cohort": first.cohort_size, "local steps": first.local_steps,
-             "local epochs": first.local_epochs, "batch size": first.batch_size,
-             "controller": first.controller}  # fmt: skip
     commands = [
         command_line(_command(experiment), experiment, path.name)
         for experiment, (path, _) in zip(experiments, found, strict=True)
     ]
     machine = about["machine"]
     return About(
-        title or f"{first.task.name}: {len(first.algorithms)} algorithms",
-        facts={name: str(value) for name, value in given.items() if value is not None},
+        title or f"{first.task.name}: {_count(sum(len(one.algorithms) for one in experiments))}",
+        facts=_facts(experiments, found),
         commands=commands,
         versions={**about["versions"], "device": f"{machine['devices']} x {machine['device']}"},
         notes=notes,
@@ -131,6 +138,28 @@ def _about(
         target=first.target,
         smoothing=first.smoothing,
     )
+
+
+def _facts(
+    experiments: Sequence[Experiment], found: Sequence[tuple[pathlib.Path, Results]]
+) -> dict[str, str]:
+    """What the runs have in common; a directory of an earlier version has only what was given."""
+    told = [
+        {"task": experiment.task, "seeds": len(experiment.seeds), "rounds": experiment.rounds,
+         "cohort": experiment.cohort_size, "local steps": experiment.local_steps,
+         "local epochs": experiment.local_epochs, "batch size": experiment.batch_size,
+         **results.about.get("facts", {}), "controller": experiment.controller}
+        for experiment, (_, results) in zip(experiments, found, strict=True)
+    ]  # fmt: skip
+    return {
+        name: str(value)
+        for name, value in told[0].items()
+        if value is not None and all(other.get(name) == value for other in told)
+    }
+
+
+def _count(algorithms: int) -> str:
+    return f"{algorithms} algorithm{'' if algorithms == 1 else 's'}"
 
 
 def _command(experiment: Experiment) -> str:

@@ -14,19 +14,19 @@ each group of parts, and reproduced.md: the table, and which orderings of the pa
 """
 
 import argparse
-import datetime
 import pathlib
 import shlex
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from fedjax_opt.cli import dry_run, experiments, report
-from fedjax_opt.cli.tables import duration
+from fedjax_opt.cli.files import new_directory, said
+from fedjax_opt.cli.tables import duration, print_paragraph
 from fedjax_opt.core.tables import table_lines
 from fedjax_opt.experiments import papers, playing
 from fedjax_opt.experiments.config import to_toml
+from fedjax_opt.experiments.facts import facts
 from fedjax_opt.experiments.papers.entry import MEASURES, prepared
 from fedjax_opt.experiments.pricing import Device
 from fedjax_opt.experiments.recipes import load_task
@@ -35,7 +35,6 @@ from fedjax_opt.experiments.specs import unknown
 from fedjax_opt.tasks import Task
 
 _TABLE = "reproduced.md"
-_WIDTH = 96
 
 
 def add_parser(commands: Any) -> None:
@@ -77,21 +76,41 @@ def run(options: argparse.Namespace) -> int:
         )
     entry = papers.find(options.name)
     parts = _chosen(entry.parts(options.quick, options.leaf), options.only)
-    _paragraph(f"{entry.paper} {entry.where}. {entry.finds}")
-    _paragraph(entry.quick_differs if options.quick else entry.differs)
-    output = options.output or _new_directory(entry.name, options.quick)
+    print_paragraph(f"{entry.paper} {entry.where}. {entry.finds}")
+    print_paragraph(entry.quick_differs if options.quick else entry.differs)
+    output = options.output or new_directory(f"{entry.name}{'-quick' if options.quick else ''}")
     if not options.dry_run:
         _check_output(output, entry.parts(options.quick, options.leaf))
-    task, loaded, seconds = None, None, 0.0
+    task, loaded, seconds, missing = None, None, 0.0, []
     for part in parts:
         if task is None or loaded != part.experiment.task:
-            task, loaded = load_task(part.experiment.task), part.experiment.task
+            try:
+                task, loaded = _load(options, part), part.experiment.task
+            except (ValueError, OSError, ImportError) as error:
+                # A plan of the other parts is better than none.
+                missing.append(f"{part.name}: cannot be planned without its data. {said(error)}")
+                if not options.dry_run or len(missing) == len(parts):
+                    raise
+                print(missing[-1])
+                continue
         seconds += _play(options, part, task, output / part.name)
     if not options.dry_run:
         _report(options, entry, parts, output)
     elif len(parts) > 1:
-        print(f"All {len(parts)} parts: about {duration(seconds)}, and compilation.")
+        planned = f"{len(parts) - len(missing)} of {len(parts)}" if missing else f"All {len(parts)}"
+        print(f"{planned} parts: about {duration(seconds)}, and compilation.")
     return 0
+
+
+def _load(options: argparse.Namespace, part: papers.Part) -> Task:
+    try:
+        return load_task(part.experiment.task)
+    except (ValueError, OSError) as error:
+        if str(part.experiment.task.arguments.get("folder", "")).startswith(options.leaf):
+            raise ValueError(
+                f"{said(error)} Give LEAF's repository, with this data set made in it, by --leaf DIR."
+            ) from error
+        raise
 
 
 def _chosen(parts: Sequence[papers.Part], only: str | None) -> list[papers.Part]:
@@ -109,20 +128,23 @@ def _play(
 ) -> float:
     """Plays a part; or says what it would take, and returns a guess at its seconds."""
     task = prepared(part, task)
+    # At once: to derive what a large model costs takes a while.
+    print(f"{part.name}: {task.data.summary()}", end="", flush=True)
     setup = playing.set_up(part.experiment, task)
     if part.seconds_per_step is not None:
         rate = setup.programs[0].price.flops_per_step / part.seconds_per_step
         setup = playing.set_up(part.experiment, task, Device(flops_per_second=rate))
-    print(f"{part.name}: {task.data.summary()}; {len(setup.test['y'])} test examples.")
+    print(f"; {len(setup.test['y'])} test examples.")
     if options.dry_run:
         return dry_run.print_plan(task, setup)
-    config = to_toml(part.experiment)
+    made = part.experiment
     try:
-        with RunDirectory(output, config, part.experiment.seeds) as directory:
+        known = facts(made, task, setup)
+        with RunDirectory(output, to_toml(made), made.seeds, known) as directory:
             experiments.play(part.experiment, task, setup, directory)
     except KeyboardInterrupt:
         command = _command(options, output.parent)
-        print(f"\nWhat was done is kept. To go on: {command}", file=sys.stderr)
+        print(f"\n{experiments.KEPT} To go on: {command}", file=sys.stderr)
         raise
     return 0.0
 
@@ -139,7 +161,7 @@ def _report(
     table = table_lines(header, lines, (0, 1))
     print("\n".join(table))
     for sentence in found:
-        _paragraph(sentence)
+        print_paragraph(sentence)
     command = _command(options, output)
     for group in dict.fromkeys(part.group for part in parts):
         own = [part for part in parts if part.group == group]
@@ -148,8 +170,9 @@ def _report(
             output / f"{group}.html",
             f"{entry.name}: {group}",
             next((row.label for row in rows if row.label == entry.baseline), None),
-            notes=_notes(options, entry, [row for row in rows if row.part in own], group, found),
+            notes=_notes(options, entry, group, found),
             commands=[command],
+            beside=_beside(entry, [row for row in rows if row.part in own]),
         )
         print(f"Report: {page}")
     text = "\n".join(
@@ -179,24 +202,22 @@ def _table(entry: papers.Entry, rows: Sequence[papers.Row]) -> tuple[list[str], 
 
 
 def _notes(
-    options: argparse.Namespace,
-    entry: papers.Entry,
-    rows: Sequence[papers.Row],
-    group: str,
-    found: Sequence[str],
+    options: argparse.Namespace, entry: papers.Entry, group: str, found: Sequence[str]
 ) -> list[str]:
-    """What a page says: the paper's finding, its numbers, and whether its orderings hold."""
+    """What a page says: the paper's finding, what differs here, and whether its orderings hold."""
     notes = [f"{entry.paper} {entry.where}: {entry.finds}"]
     notes += [entry.quick_differs if options.quick else entry.differs]
-    for row in rows:
-        for name, (paper, here) in zip(entry.measures, papers.cells(entry, row), strict=True):
-            if paper:
-                told = paper.replace("±", " ± ")
-                notes.append(
-                    f"{row.label}: {MEASURES[name]} {told} in the paper ({row.part.beside}),"
-                    f" {here} here."
-                )
     return [*filter(None, notes), *(line for line in found if line.startswith(f"{group}: "))]
+
+
+def _beside(entry: papers.Entry, rows: Sequence[papers.Row]) -> list[list[str]]:
+    """The lines of a page's own table: without the group, and with where the paper has its numbers."""
+    header, lines = _table(entry, rows)
+    cited = [row.part.beside if row.label in row.part.reported else "" for row in rows]
+    return [
+        [*line[1:], where]
+        for line, where in zip([header, *lines], ["in the paper", *cited], strict=True)
+    ]
 
 
 def _command(options: argparse.Namespace, output: pathlib.Path) -> str:
@@ -204,11 +225,6 @@ def _command(options: argparse.Namespace, output: pathlib.Path) -> str:
     words += ["--only", options.only] if options.only else []
     words += [] if options.leaf == "leaf" else ["--leaf", options.leaf]
     return shlex.join([*words, "--output", str(output)])
-
-
-def _new_directory(name: str, quick: bool) -> pathlib.Path:
-    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return pathlib.Path("runs") / f"{name}{'-quick' if quick else ''}-{stamp}"
 
 
 def _check_output(output: pathlib.Path, parts: Sequence[papers.Part]) -> None:
@@ -237,12 +253,6 @@ def _print_list() -> None:
     for paper in dict.fromkeys(entry.paper for entry in papers.ENTRIES.values()):
         own = [entry for entry in papers.ENTRIES.values() if entry.paper == paper]
         print()
-        _paragraph(paper)
+        print_paragraph(paper)
         for entry in own:
-            _paragraph(f"{entry.name}: {entry.finds}", "  ")
-
-
-def _paragraph(text: str, indent: str = "") -> None:
-    if text:
-        rest = f"{indent}  " if indent else ""
-        print(textwrap.fill(text, _WIDTH, initial_indent=indent, subsequent_indent=rest))
+            print_paragraph(f"{entry.name}: {entry.finds}", "  ", "    ")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import fedjax_opt as fo
+from fedjax_opt.cli.files import said
 from fedjax_opt.experiments.rundir import RunDirectory
 
 _ABLE = ("run", "sweep", "compare")
@@ -34,7 +35,7 @@ def leave(status: int) -> None:
         os._exit(status)
 
 
-def open_directory(path: Any, config: str, seeds: Sequence[int]) -> Any:
+def open_directory(path: Any, config: str, seeds: Sequence[int], facts: dict[str, Any]) -> Any:
     """The run's directory in the first process; in the others what they must know of it.
 
     A directory that is refused is refused in all processes, else the others would wait for the first.
@@ -42,10 +43,10 @@ def open_directory(path: Any, config: str, seeds: Sequence[int]) -> Any:
     directory, found = None, {"error": "", "records": []}
     if fo.distributed.is_first():
         try:
-            directory = RunDirectory(path, config, seeds)
+            directory = RunDirectory(path, config, seeds, facts)
             found["records"] = directory.records
         except (ValueError, OSError) as error:
-            found["error"] = str(error)
+            found["error"] = said(error)
     found = fo.distributed.from_first(found)
     if found["error"]:
         raise ValueError(found["error"])

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm.auto import tqdm
 
 from fedjax_opt.core import checks, client_tables, distributed, meshes
 from fedjax_opt.core.algorithm import Algorithm
@@ -27,6 +26,7 @@ from fedjax_opt.core.memory import check_memory
 from fedjax_opt.core.model import Model
 from fedjax_opt.core.parted import Parted
 from fedjax_opt.core.preparation import Fixed, Traced, prepare
+from fedjax_opt.core.progress import RoundBar
 from fedjax_opt.core.result import NonFiniteLossError, Result
 from fedjax_opt.core.rollback import Fallback, Rollback
 from fedjax_opt.core.run import one_round, seats, settle_strategy
@@ -177,11 +177,10 @@ def simulate(
     started = time.perf_counter() - log.seconds
     stopped = f"{rounds} rounds done"
     done = int(start.round)
-    bar = tqdm(
+    bar = RoundBar(
         total=rounds,
         initial=done,
         desc=description,
-        unit="round",
         disable=None if progress and distributed.is_first() else True,
     )
     with bar, contextlib.closing(source), contextlib.closing(clients), keeper:

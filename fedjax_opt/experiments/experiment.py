@@ -14,6 +14,8 @@ from fedjax_opt.experiments.specs import Spec, parse_sum
 
 #: What a grid may vary beside the hyperparameters of algorithms.
 SETTINGS = ("local_steps", "local_epochs")
+#: What a page about a comparison shows of the clients' drift.
+DRIFT = ("client_distance",)
 LABEL = re.compile(r"\w(?:[\w .+-]*[\w.+-])?")
 _NUMBER = r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*"
 RANGE = re.compile(rf"\s*(uniform|loguniform)\({_NUMBER},{_NUMBER}\)\s*", re.ASCII)

@@ -218,7 +218,8 @@ KEYS: dict[str, Key] = {
     "search_seed": Key(WHOLE, "Of the draw of these points."),
     "criterion": Key(WORD, "By what the best hyperparameters are chosen.", CRITERIA),
     "smoothing": Key(
-        NUMBER, "The decay of the moving average of a curve before it is judged (0: as it is)."
+        NUMBER,
+        "The decay of the moving average of a curve before it is judged (0: as it is; FedACG: 0.9).",
     ),
     "target": Key(NUMBER, "A test accuracy to reach, from 0 to 1."),
     "download_mbps": Key(

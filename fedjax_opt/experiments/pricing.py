@@ -84,10 +84,7 @@ def prices(
     device = device or Device()
     for name, value in device._asdict().items():
         checks.number(name, value, low=0.0, open_low=True, open_high=True)
-    batch = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), jnp.asarray(x[:1]).dtype),
-        task.data.examples,
-    )
+    batch = minibatch(task, batch_size)
     samples = max(round(float(np.mean(task.data.sizes))), 1)
     operations = client_flops(algorithm, task.model, batch, samples)
     variables = jax.eval_shape(task.model.init, jax.eval_shape(lambda: jax.random.key(0)), batch)
@@ -108,6 +105,19 @@ def prices(
             + len(task.data.sizes) * traffic.client_state
             + traffic.client_memory
         ),
+    )
+
+
+def minibatch(task: Task, batch_size: int) -> Any:
+    """The shapes of a minibatch of a task.
+
+    Args:
+      task: the task.
+      batch_size: B.
+    """
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), jnp.asarray(x[:1]).dtype),
+        task.data.examples,
     )
 
 

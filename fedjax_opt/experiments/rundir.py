@@ -1,7 +1,7 @@
 """Results on disk: one directory for a run, right at any moment at which the run may be killed.
 
 config.toml       what was run
-about.json        status, seconds, seeds, versions, machine
+about.json        status, seconds, seeds, versions, machine, facts of the task
 history.jsonl     one line for each trial and evaluated round
 models/LABEL.npz  final models, arrays by the paths of their leaves
 """
@@ -18,6 +18,7 @@ import tomllib
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -40,7 +41,7 @@ class Results(NamedTuple):
     Attributes:
       config: what was run, as the text of a TOML file.
       about: `status` ('finished', 'interrupted', 'failed', or 'running' if it still is, or was killed),
-        `seconds`, `started`, `seeds`, `versions` and `machine`.
+        `seconds`, `started`, `seeds`, `versions`, `machine` and `facts`.
       records: mappings with `label`, `hyperparameters`, `seed`, `round` and scalars by name.
       labels: whose final models it holds; see `read_model`.
     """
@@ -79,7 +80,9 @@ def read(path: str | os.PathLike[str]) -> Results:
     """
     folder = pathlib.Path(path)
     if not (folder / _ABOUT).exists():
-        raise ValueError(f"{folder} holds no run: {_ABOUT} is missing.")
+        inside = sorted(str(about.parent) for about in folder.glob(f"*/{_ABOUT}"))
+        hint = f" It holds others that are runs: {', '.join(inside)}." if inside else ""
+        raise ValueError(f"{folder} holds no run: {_ABOUT} is missing.{hint}")
     about = files.unsealed(files.read_bytes(folder / _ABOUT), str(folder / _ABOUT))
     if (about.get("format"), about.get("version")) != (_FORMAT, _VERSION):
         raise ValueError(
@@ -114,6 +117,7 @@ class RunDirectory:
         the same versions, which is then continued.
       config: what is run, as the text of a TOML file.
       seeds: the seeds of the run.
+      facts: what else a page should say of it, by name, such as the cohort that the task settled.
 
     Attributes:
       path: the directory.
@@ -132,7 +136,11 @@ class RunDirectory:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], config: str, seeds: Sequence[int] = ()
+        self,
+        path: str | os.PathLike[str],
+        config: str,
+        seeds: Sequence[int] = (),
+        facts: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.path = pathlib.Path(path)
         self.records: list[dict[str, Any]] = []
@@ -146,7 +154,7 @@ class RunDirectory:
             config = found.config  # whose comments may differ
         else:
             _check_free(self.path, config)
-            self._about = _describe(config, seeds)
+            self._about = {**_describe(config, seeds), "facts": dict(facts)}
         self._lines = files.Lines(self.path / _HISTORY)
         try:
             files.write_whole(self.path / _CONFIG, config.encode())

@@ -143,7 +143,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
     Args:
       name: what somebody typed; capitals, and `-` for `_`, do not matter.
-      known: the names that there are. The shortest that has all of `name` in it comes first.
+      known: the names that there are. One of the same letters comes first, then the shortest that has
+        all of `name` in it.
 
     Example:
       >>> from fedjax_opt.experiments.specs import nearest
@@ -151,8 +152,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
       'fedprox'
     """
     form, by_form = _loose(name), {_loose(other): other for other in known}
-    longer = sorted((other for other in by_form if len(form) > 2 and form in other), key=len)
-    found = longer or difflib.get_close_matches(form, by_form, n=1, cutoff=0.5)
+    found = [other for other in by_form if sorted(other) == sorted(form)]
+    found += sorted((other for other in by_form if len(form) > 2 and form in other), key=len)
+    found += difflib.get_close_matches(form, by_form, n=1, cutoff=0.5)
     return by_form[found[0]] if found else ""
 
 

@@ -73,6 +73,10 @@ def test_compare_runs_every_point_and_seed_and_writes_a_page(command, folder):
     page = (output / "report.html").read_text()
     assert all(label in page for label in labels) and "client" in page
     assert "20 Mbit/s down and 5 Mbit/s up" in page
+    # What the task settled, too, such as its clients.
+    assert all(
+        f"<dt>{name}</dt>" in page for name in ("clients", "cohort", "local steps", "rounds")
+    )
 
 
 @pytest.mark.slow
@@ -243,6 +247,16 @@ def test_a_dry_run_computes_nothing(command, folder):
     assert not (folder / "runs").exists()
 
 
+def test_the_memory_of_a_plan_grows_with_the_minibatch(command):
+    text = f"run {TASK} fedavg {SMALL.replace('--batch-size 4', '')} --dry-run --batch-size"
+    small, large = (
+        next(line.split() for line in command(f"{text} {size}")[1].splitlines() if "fedavg" in line)
+        for size in (4, 4000)
+    )
+    # Inputs of 64 floats, hidden layers and logits are kept for the backward pass.
+    assert float(large[2]) - float(small[2]) > 4000 * 4 * 64 / 1e6
+
+
 def test_what_is_compressed_can_be_planned(command):
     """The longest algorithm that docs/experiments.md writes."""
     status, printed, errors = command(
@@ -268,7 +282,9 @@ def test_what_is_compressed_can_be_planned(command):
         ("run digits fedavg --download 20", "--download needs a unit"),
         ("run digits fedavg --device-gflops 0", "device_gflops must lie in (0.0, inf), got 0"),
         ("run digits fedavg --lokal-steps 5", "Did you mean '--local-steps'?"),
-        ("run digits fedavg more", "argument 'more' is not known"),
+        ("run digits fedavg scaffold", "run takes one algorithm, got 2: use `fedjax-opt compare`"),
+        ("list algorithms more", "argument 'more' is not known"),
+        ("run digits fedavg --output /dev/null/run", "fedjax-opt: /dev/null/run cannot be written"),
         ("runn digits fedavg", "command 'runn' is not known. Did you mean 'run'?"),
         (
             "run digits fedavg --cohort-size 101",
@@ -285,7 +301,9 @@ def test_what_is_compressed_can_be_planned(command):
         ("sweep digits fedavg --grid beta=0.1", "hyperparameter 'beta' is not known"),
         ("compare digits fedavg fedavg", "Give each its own"),
         ("report nowhere", "nowhere holds no run"),
+        ("report .", "It holds others that are runs: "),
         ("list ghmb", "Did you mean 'ghbm'?"),
+        ("list fedagc", "Did you mean 'fedacg'?"),
     ],
 )
 def test_wrong_input_is_refused_with_what_to_do(command, text, message):
@@ -324,8 +342,25 @@ def test_a_report_of_several_runs_and_of_a_damaged_one(command, folder):
     assert status == 2 and "history.jsonl is damaged" in errors
 
 
-@pytest.mark.parametrize("what", ["", "algorithms", "ghbm", "compressed", "K-error", "digits"])
+@pytest.mark.parametrize(
+    "what", ["", "algorithms", "ghbm", "compressed", "K-error", "digits", "criteria"]
+)
 def test_list(command, what):
     status, printed, errors = command(f"list {what}")
     assert (status, errors) == (0, "") and max(map(len, printed.splitlines())) <= 96
-    assert {"": "fedavg", "ghbm": "tau", "K-error": "window"}.get(what, what[:4]) in printed
+    expected = {"": "fedavg", "ghbm": "tau", "K-error": "window", "criteria": "area_under_curve"}
+    assert expected.get(what, what[:4]) in printed
+    # A grid varies algorithms and what is around them, not the task.
+    assert ("Can be swept" in printed) == (what == "ghbm")
+
+
+def test_help_tells_defaults_and_offers_only_what_is_taken(command):
+    told = {
+        name: " ".join(command(f"{name} --help")[1].split()) for name in ("run", "sweep", "compare")
+    }
+    assert "[--grid" not in told["run"] and "[--samples" not in told["run"]
+    for name in ("sweep", "compare"):
+        assert "--grid learning_rate=0.1,0.3 --grid mu=0.01,0.1" in told[name]
+    assert "test set. (default: 10)" in told["run"] and "drawn. (default: 0)" in told["run"]
+    assert "(default: client_distance)" in told["compare"]
+    assert "(default: client_distance)" not in told["run"]

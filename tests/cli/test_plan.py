@@ -156,7 +156,7 @@ def test_estimated_constants(command, monkeypatch):
 # What is typed, and what the message must say.
 WRONG = [
     ("", ["--model-size is missing", "fedjax-opt plan --task femnist --hours 10"]),
-    ("--task mnist", ["--task must be one of sent140", "'mnist'"]),
+    ("--task femnst", ["--task 'femnst' is not known", "Did you mean 'femnist'?"]),
     ("--task femnist --upload -5Mbit/s", ["--upload must be above 0, got '-5Mbit/s'"]),
     ("--task femnist --upload=-5Mbit/s", ["--upload must be above 0, got '-5Mbit/s'"]),
     ("--task femnist --upload 5Mbit", ["--upload must be a bandwidth", "Did you mean 5Mbit/s?"]),

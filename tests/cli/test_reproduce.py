@@ -46,6 +46,7 @@ def any_data(monkeypatch):
     monkeypatch.setattr(reproduce, "load_task", load)
     monkeypatch.setattr(playing, "prices", lambda *_: price)
     monkeypatch.setattr(dry_run, "_matrix_rate", lambda: 1e9)
+    monkeypatch.setattr(dry_run, "_step_memory", lambda *_: 0)
 
 
 @pytest.mark.parametrize("name, quick", SIZES)
@@ -55,6 +56,27 @@ def test_every_entry_can_be_planned(command, any_data, tmp_path, name, quick):
     entry = papers.find(name)
     assert all(f"{part.name}: " in printed for part in entry.parts(quick))
     assert entry.where in " ".join(printed.split()) and not any(tmp_path.iterdir())
+
+
+def test_parts_without_data_are_named_and_the_others_planned(command, any_data, monkeypatch):
+    load = reproduce.load_task
+
+    def without_cifar(spec):
+        if spec.name == "cifar100_pam":
+            raise FileNotFoundError("no cifar100")
+        return load(spec)
+
+    monkeypatch.setattr(reproduce, "load_task", without_cifar)
+    status, printed, _ = command("fedgbo-table4 --dry-run")
+    assert status == 0 and "cifar100: cannot be planned without its data. no cifar100" in printed
+    assert "femnist: 1438 examples" in printed and "3 of 4 parts: about" in printed
+    status, _, failed = command("fedgbo-table4 --dry-run --only cifar100")
+    assert status == 2 and "no cifar100" in failed
+
+
+def test_where_leaf_s_files_should_be(command):
+    status, _, failed = command("fedgbo-table4 --dry-run --only femnist --leaf nowhere")
+    assert status == 2 and "nowhere/data/femnist" in failed and "by --leaf DIR" in failed
 
 
 def test_all_are_listed(command):
@@ -108,8 +130,9 @@ def test_numbers_stand_beside_the_papers_and_on_the_page(command, small, tmp_pat
     for text in (printed, written):
         assert "12.3 ± 0.4" in text and "fedcm above fedavg in accuracy" in text
     page = (tmp_path / "out" / "cyclic.html").read_text()
-    assert "12.3 ± 0.4 in the paper (Table 1)" in page and "It works." in page
+    assert '<th scope="row">fedavg</th><td>12.3 ± 0.4</td>' in page and "It works." in page
     assert "fedjax-opt reproduce small --quick --output out" in page
+    assert "distance between clients" in page.lower()  # as a page of compare has it
     uniform, cyclic = (
         fo.experiments.read(tmp_path / "out" / name).records for name in ("uniform", "cyclic")
     )

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from fedjax_opt.core.cohorts import Sampler
 from fedjax_opt.experiments.config import Experiment, check, parse_member
+from fedjax_opt.experiments.experiment import DRIFT
 from fedjax_opt.experiments.specs import Spec, parse
 from fedjax_opt.tasks import Task
 
@@ -101,7 +102,7 @@ class Entry(NamedTuple):
 
 
 def experiment(task: str | Spec, members: Iterable[str], **fields: Any) -> Experiment:
-    """An experiment, checked.
+    """An experiment whose page shows the clients' drift, checked.
 
     Args:
       task: the task, or its text.
@@ -109,6 +110,7 @@ def experiment(task: str | Spec, members: Iterable[str], **fields: Any) -> Exper
       **fields: of `Experiment`.
     """
     spec = parse(task) if isinstance(task, str) else task
+    fields = {"diagnostics": DRIFT, **fields}
     return check(Experiment(spec, tuple(map(parse_member, members)), **fields))
 
 

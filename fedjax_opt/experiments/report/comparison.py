@@ -17,7 +17,7 @@ import numpy as np
 
 from fedjax_opt.core import checks
 from fedjax_opt.core.targets import first_reached
-from fedjax_opt.experiments.criteria import interval
+from fedjax_opt.experiments.criteria import Interval, interval
 from fedjax_opt.experiments.report.curves import About, Curves
 from fedjax_opt.experiments.report.measured import Measured, measure
 
@@ -33,6 +33,8 @@ class Row(NamedTuple):
       to_match: what was spent when the mean first reached the target; empty if it never did.
       factors: `to_match` relative to the baseline's: below 1 is cheaper.
       troubles: what went wrong, in words.
+      lead: `best` minus the baseline's, seed by seed, with its interval; None for the baseline, and
+        where the seeds are not the same or not all went well.
     """
 
     label: str
@@ -42,6 +44,7 @@ class Row(NamedTuple):
     to_match: dict[str, float]
     factors: dict[str, float]
     troubles: list[str]
+    lead: Interval | None = None
 
 
 class Comparison(NamedTuple):
@@ -99,7 +102,7 @@ def compare(about: About, curves: Sequence[Curves]) -> Comparison:
         f"{goal} {target:.1%}" if np.isfinite(target) else f"match {baseline}, which has no value"
     )
     price = _to_match(reference, target)
-    rows = [_row(curve, target, price) for curve in measured]
+    rows = [_row(curve, target, price)._replace(lead=_lead(curve, reference)) for curve in measured]
     return Comparison(baseline, target, goal, measured, rows)
 
 
@@ -112,6 +115,14 @@ def _row(curve: Measured, target: float, price: dict[str, float]) -> Row:
     }
     to_best = _spent(curve, index)
     return Row(curve.label, best, half_width, to_best, match, factors, curve.troubles)
+
+
+def _lead(curve: Measured, reference: Measured) -> Interval | None:
+    (_, own), (_, other) = _best(curve), _best(reference)
+    together = curve is not reference and curve.seeds == reference.seeds
+    if not together or own is None or other is None or curve.troubles or reference.troubles:
+        return None
+    return interval(curve.accuracy[:, own] - reference.accuracy[:, other])
 
 
 def _best(curve: Measured) -> tuple[float, int | None]:

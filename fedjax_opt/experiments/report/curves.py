@@ -53,6 +53,7 @@ class About(NamedTuple):
       target: an accuracy to reach; None for the baseline's best.
       metric: what the accuracy is.
       smoothing: the decay of the moving average of each seed's accuracy; 0 leaves it as measured.
+      beside: what a paper reports beside what was measured, as lines of a table, its head first.
     """
 
     title: str
@@ -65,6 +66,7 @@ class About(NamedTuple):
     target: float | None = None
     metric: str = "test accuracy"
     smoothing: float = 0.0
+    beside: Sequence[Sequence[str]] = ()
 
 
 def per_round(

@@ -55,6 +55,7 @@ def make_page(about: About, curves: Sequence[Curves]) -> str:
     others = other_panels(comparison.curves)
     parts = {
         "In short": sections.summary(about, comparison),
+        "Beside the paper": tables.plain_table("Beside the paper", about.beside),
         "Accuracy": sections.accuracy(about, comparison, pictures, styles),
         "Results": sections.results(about, comparison, styles),
         "Loss and drift": sections.pictures(others, styles),

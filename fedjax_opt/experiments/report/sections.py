@@ -78,11 +78,18 @@ def results(about: About, comparison: Comparison, looks: Sequence[Look]) -> str:
     """The table in the papers' layout, and how to read it."""
     base = escape(comparison.baseline)
     target = f"{base}'s best" if about.target is None else f"the target of {comparison.target:.1%}"
+    paired = ""
+    if any(row.lead and np.isfinite(row.lead.half_width) for row in comparison.rows):
+        paired = (
+            f" Lead: that minus {base}'s, seed by seed; an interval that holds 0 does not tell the two"
+            " apart."
+        )
     nobody = "" if any(row.to_match for row in comparison.rows) else " No algorithm did."
     return f"""<p>Max accuracy is the highest mean over seeds, ± half of its 95% interval (Student's t,
-over the seeds in that round). To the right: what was spent, by all clients together, when the mean first
-reached {target}, read at the evaluated rounds.{nobody} <span class="less">↓ 2×</span> is half of what
-{base} spent, <span class="more">↑ 2×</span> twice as much; – is never within the rounds that were run.
+over the seeds in that round).{paired}
+To the right: what was spent, by all clients together, when the mean first reached {target}, read
+at the evaluated rounds.{nobody} <span class="less">↓ 2×</span> is half of what {base} spent,
+<span class="more">↑ 2×</span> twice as much; – is never within the rounds that were run.
 Bold is the best of a column, among those whose seeds all went well.</p>
 {tables.results_table(comparison, looks)}"""
 

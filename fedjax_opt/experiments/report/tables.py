@@ -54,6 +54,10 @@ def results_table(comparison: Comparison, looks: Sequence[Look]) -> str:
     best = [row.best if np.isfinite(row.best) else None for row in rows]
     cells = [_accuracy(row) for row in rows]
     columns = [Column("Max accuracy", "%", cells, best, "", True, _winner(rows, best, max))]
+    if any(row.lead for row in rows):
+        leads = [row.lead.mean if row.lead else None for row in rows]
+        cells = [_lead(row) for row in rows]
+        columns.append(Column("Lead", "points", cells, leads, "", True))
     for cost in ("rounds", "bytes_up", "flops"):
         columns += _cost(rows, cost, "To its own best", lambda row: row.to_best)
     for cost in ("rounds", "bytes_up", "bytes", "flops", "seconds"):
@@ -109,6 +113,22 @@ def hyperparameters_table(comparison: Comparison, looks: Sequence[Look]) -> str:
     return _table("Hyperparameters", comparison, looks, columns) if columns else ""
 
 
+def plain_table(name: str, lines: Sequence[Sequence[str]]) -> str:
+    """Texts in lines, the first of which is the head; '' if there is none."""
+    if not lines:
+        return ""
+    head, *rest = lines
+    heads = "".join(f'<th scope="col">{escape(text)}</th>' for text in head)
+    rows = []
+    for first, *others in rest:
+        cells = "".join(f"<td>{escape(text) or _NOTHING}</td>" for text in others)
+        rows.append(f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>')
+    return (
+        f'<div class="wide" tabindex="0" role="group" aria-label="{name}"><table aria-label="{name}">'
+        f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
 def factor_text(factor: float | None) -> str:
     """A factor with an arrow, as HTML: down is cheaper; '' where there is none to speak of."""
     if not factor:
@@ -133,6 +153,14 @@ def _accuracy(row: Row) -> str:
     if not np.isfinite(row.best):
         return _NOTHING
     return f"{100 * row.best:.1f}<small>{interval_text(row)}</small>"
+
+
+def _lead(row: Row) -> str:
+    if row.lead is None:
+        return ""
+    mean, half = (100 * number for number in row.lead)
+    text = f"{mean:+.1f}".replace("-", "\N{MINUS SIGN}") if abs(mean) >= 0.05 else "0.0"
+    return text + (f"<small>± {half:.1f}</small>" if np.isfinite(half) else "")
 
 
 def _cost(

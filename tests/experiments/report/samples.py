@@ -50,4 +50,5 @@ ABOUT = About(
     versions={"jax": "0.7.2", NASTY: NASTY},
     notes=(f"A note {NASTY}.",),
     metric=f"accuracy {NASTY}",
+    beside=(("algorithm", f"paper {NASTY}", "here"), (NASTY, NASTY, "")),
 )

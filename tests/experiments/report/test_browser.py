@@ -35,7 +35,8 @@ found.one = seen("#accuracy figure");
 click("#show-all");
 """
 USE = f"""{LOOK}
-const keys = (n) => [...find("table")[0].tBodies[0].rows].map((row) => row.cells[n].dataset.key ?? null);
+const rows = () => [...find("table.sortable")[0].tBodies[0].rows];
+const keys = (n) => rows().map((row) => row.cells[n].dataset.key ?? null);
 found.resources = performance.getEntriesByType("resource").length;
 found.fits = document.documentElement.scrollWidth <= innerWidth;
 click("thead button", 1);
@@ -44,7 +45,7 @@ click("thead button", 1);
 found.up = keys(1);
 found.order = find("thead button")[1].closest("th").getAttribute("aria-sort");
 click("table thead tr:nth-child(2) button", 3);
-found.match = keys(5);
+found.match = keys(6);
 const probe = find('[data-panel="accuracy_bytes"] .probe')[0];
 probe.dispatchEvent(new KeyboardEvent("keydown", {{ key: "End" }}));
 found.reading = probe.getAttribute("aria-valuetext");

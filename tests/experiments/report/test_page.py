@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from fedjax_opt.experiments.criteria import interval
 from fedjax_opt.experiments.report import About, compare, write_report
 from fedjax_opt.experiments.report.page import make_page
 from fedjax_opt.experiments.report.panels import DASHES, looks
@@ -149,7 +150,7 @@ def test_it_can_be_used_without_a_mouse_and_heard(tree):
     levels = [int(e["tag"][1]) for e in tree.elements if re.fullmatch("h[1-6]", e["tag"])]
     assert levels[0] == 1 and all(b - a <= 1 for a, b in itertools.pairwise(levels))
     boxes = [e for e in tree.all("div") if e.get("class") == "wide"]
-    assert len(boxes) == 3 and all(box["tabindex"] == "0" for box in boxes)
+    assert len(boxes) == 4 and all(box["tabindex"] == "0" for box in boxes)
 
 
 def test_the_table_holds_the_numbers(tree):
@@ -157,19 +158,29 @@ def test_the_table_holds_the_numbers(tree):
     found = compare(ABOUT, comparison())
     assert all(row[0].startswith(each.label) for row, each in zip(rows, found.rows, strict=True))
     assert own[1] == f"{100 * found.rows[0].best:.1f}± {100 * found.rows[0].half_width:.1f}"
-    assert own[5:] == [f"{number}1×" for number in ("100", "200", "400", "300", "1.11")]
+    assert own[6:] == [f"{number}1×" for number in ("100", "200", "400", "300", "1.11")]
+    # The same seeds of both, each at its best round; not of one whose seed went wrong.
+    lead = interval(rising(0.7, 0.08)[:, -1] - rising(0.6)[:, -1])
+    assert fast[2] == f"+{100 * lead.mean:.1f}± {100 * lead.half_width:.1f}"
+    assert own[2] == dear[2] == weak[2] == ""
     factor = found.rows[1].factors["rounds"]
     rounds = f"{found.rows[1].to_match['rounds']:.0f}"
-    assert fast[5] == f"{rounds}↓ {1 / factor:.1f}×{1 / factor:.1f} times less"
-    assert "↑" in dear[6]  # SCAFFOLD's uploads, twice the price
-    assert weak[5:] == ["–"] * 5
+    assert fast[6] == f"{rounds}↓ {1 / factor:.1f}×{1 / factor:.1f} times less"
+    assert "↑" in dear[7]  # SCAFFOLD's uploads, twice the price
+    assert weak[6:] == ["–"] * 5
     assert dear[0].endswith("seed 2 diverged by round 70")
     assert "seed 1 was not finished: it ends at round 70" in weak[0]
 
 
 def test_units_and_groups_of_the_table(tree):
     titles = [th["text"] for th in tree.all("th") if "data-first" in th][:9]
-    assert titles[:4] == ["Max accuracy%", "Rounds", "UploadMB", "FLOPsGFLOP"]
+    assert titles[:5] == [
+        "Max accuracy%",
+        "Leadpoints",
+        "Rounds",
+        "UploadMB",
+        "FLOPsGFLOP",
+    ]
     groups = {th["text"]: th["colspan"] for th in tree.all("th", scope="colgroup")}
     target = compare(ABOUT, comparison()).target
     assert groups == {"To its own best": "3", f"To match FedAvg at {target:.1%}": "5"}
