@@ -13,7 +13,7 @@ key and the round. The position in the data follows from the last two, as cohort
 import json
 import pathlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -104,6 +104,7 @@ class Checkpoints:
         *,
         identity: Mapping[str, Any] | None = None,
         metrics: Mapping[str, float] | None = None,
+        protect: Iterable[int] = (),
     ) -> None:
         """Writes a checkpoint for the state's round, unless it is there already.
 
@@ -114,13 +115,16 @@ class Checkpoints:
           history: what else is to be kept, a mapping of names to arrays or further mappings.
           identity: what makes this run the one that it is, texts by path by part; `simulate` describes
             its own. A run that is resumed with another one is refused.
-          metrics: the newest evaluation, scalars by name; needed for `best_metric`.
+          metrics: the newest evaluation, scalars by name, among them the `best_metric`; None for a
+            state that was not evaluated, which then is never the best.
+          protect: rounds whose checkpoints stay as well when this one is written.
 
         Raises:
           OSError: if this checkpoint, or the one before, could not be written.
         """
-        metrics = {} if metrics is None else {name: float(x) for name, x in metrics.items()}
-        self._retention.check(metrics)
+        if metrics is not None:
+            metrics = {name: float(x) for name, x in metrics.items()}
+            self._retention.check(metrics)
         round_number = int(state.round)
         if round_number in self.rounds or jax.process_index() != 0:
             return
@@ -130,10 +134,10 @@ class Checkpoints:
             "round": round_number,
             "versions": provenance.versions(),
             "leaves": trees.describe(state),
-            "metrics": metrics,
+            "metrics": metrics or {},
             **(identity or {}),
         }
-        task = (round_number, plain, trees.copied(dict(history)), about)
+        task = (round_number, plain, trees.copied(dict(history)), about, tuple(protect))
         if self._writer is None:
             self._write(*task)
         else:
@@ -190,6 +194,19 @@ class Checkpoints:
         except Exception as error:
             raise ValueError(f"{where} cannot be read: {error}. {self._way_on(number)}") from error
 
+    def delete_after(self, round_number: int) -> None:
+        """Deletes the checkpoints of later rounds, the newest first: the run went another way.
+
+        Args:
+          round_number: the round of the newest one that stays.
+        """
+        later = [number for number in self.rounds if number > round_number]
+        if later and jax.process_index() == 0:
+            self._lock = self._lock or files.Lock(self.directory)
+            for number in reversed(later):
+                files.delete(self.directory, number)
+            files.sync_folder(self.directory)
+
     def _check(
         self, about: dict[str, Any], state: FederatedState, identity: Any, where: str
     ) -> None:
@@ -232,13 +249,15 @@ class Checkpoints:
                 found[number] = {}
         return found
 
-    def _write(self, number: int, plain: Any, history: Any, about: dict[str, Any]) -> None:
+    def _write(
+        self, number: int, plain: Any, history: Any, about: dict[str, Any], protected: Any
+    ) -> None:
         def fill(folder: pathlib.Path) -> None:
             self._arrays.write(folder, plain, history)
             (folder / _ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
 
         files.write(self.directory, number, fill)
-        for old in self._retention.superfluous(self._metrics()):
+        for old in self._retention.superfluous(self._metrics(), protected):
             files.delete(self.directory, old)
 
     def close(self) -> None:

@@ -49,9 +49,9 @@ def write(directory: pathlib.Path, number: int, fill: Callable[[pathlib.Path], N
         (partial / MANIFEST).write_text(json.dumps(sealed, indent=1), encoding="utf-8")
         _seal(partial / MANIFEST)
         for folder in [path for path in partial.rglob("*") if path.is_dir()] + [partial]:
-            _sync_folder(folder)
+            sync_folder(folder)
         os.rename(partial, directory / str(number))
-        _sync_folder(directory)
+        sync_folder(directory)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -158,7 +158,8 @@ def _seal(path: pathlib.Path) -> dict[str, Any]:
     return _measure(path)
 
 
-def _sync_folder(folder: pathlib.Path) -> None:
+def sync_folder(folder: pathlib.Path) -> None:
+    """Forces the names in a folder to the disk."""
     if os.name != "posix":  # elsewhere a directory cannot be opened
         return
     opened = os.open(folder, os.O_RDONLY)

@@ -51,7 +51,12 @@ def circumstances() -> dict[str, Any]:
 
 
 def of_run(
-    traced: Traced, fixed: Fixed, state: FederatedState, algorithm: Any, **recorded: bool
+    traced: Traced,
+    fixed: Fixed,
+    state: FederatedState,
+    algorithm: Any,
+    rollback: Any = None,
+    **recorded: bool,
 ) -> dict[str, dict[str, str]]:
     """What makes a run the one that it is, apart from its state.
 
@@ -63,11 +68,14 @@ def of_run(
       fixed: the part that is compiled in.
       state: the state that it starts from; of it, the key.
       algorithm: the algorithm of the first round.
+      rollback: the rules by which it may go back, if any.
       recorded: what else decides which columns the history has.
 
     Returns:
       By name: `functions`, `code`, `hyperparameters`, `data`, `recorded` and `seed`, texts by path.
     """
+    rules = {"guard": traced.guard, "rollback": rollback}
+    rules = {name: rule for name, rule in rules.items() if rule is not None}
     found = identify(
         algorithm=algorithm,
         model=fixed.model,
@@ -79,9 +87,10 @@ def of_run(
         batching=fixed.batching,
         weighting=fixed.weighting,
         **({} if traced.algorithm is algorithm else {"algorithm_by_rate": traced.algorithm}),
+        **rules,
     )
     columns = {"diagnostics": str(sorted(fixed.diagnostics))}
-    columns |= {name: str(value) for name, value in recorded.items()}
+    columns |= {name: str(value) for name, value in (recorded | dict.fromkeys(rules, True)).items()}
     validation = {} if not traced.validation else _examples("validation", traced.validation)
     return {
         "functions": found.functions,
