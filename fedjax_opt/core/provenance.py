@@ -90,7 +90,7 @@ def of_run(
         **rules,
     )
     columns = {"diagnostics": str(sorted(fixed.diagnostics))}
-    columns |= {name: str(value) for name, value in (recorded | dict.fromkeys(rules, True)).items()}
+    columns |= {name: str(value) for name, value in recorded.items()}
     validation = {} if not traced.validation else _examples("validation", traced.validation)
     return {
         "functions": found.functions,
