@@ -65,8 +65,9 @@ class Record(NamedTuple):
     @classmethod
     def restored(cls, saved: Mapping[str, Any]) -> "Record":
         """From the arrays that a checkpoint holds."""
-        found = {name: np.asarray(saved[name]).tolist() for name in cls._fields}
-        return cls(**found | {name: tuple(found[name]) for name in ("good", "ages")})
+        found: dict[str, Any] = {name: np.asarray(saved[name]).tolist() for name in cls._fields}
+        found |= {name: tuple(found[name]) for name in ("good", "ages")}
+        return cls(**found)
 
     def saved(self) -> dict[str, np.ndarray]:
         """As arrays, for a checkpoint."""
