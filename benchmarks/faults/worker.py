@@ -10,6 +10,7 @@ import mmap
 import os
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint  # noqa: F401 -- once, before processes are forked
 
@@ -21,7 +22,10 @@ CLIENTS, CHUNK = 20, 3
 
 def problem():
     """The arguments of the run."""
-    train, test = fo.data.load_digits()
+    train, test = (
+        dict(examples, x=examples["x"].astype(jnp.result_type(float)))  # float64, if that is on
+        for examples in fo.data.load_digits()
+    )
     owners = fo.data.dirichlet(train["y"], num_clients=CLIENTS, alpha=0.5)
     data = fo.ClientData.from_arrays(train, owners)
     return fo.models.mlp([32], num_classes=10), data, test

@@ -1,15 +1,18 @@
 """Runs with client states on disk, killed at random moments, end as if nothing had happened.
 
-    python benchmarks/population/kill.py --output client_state_kills.json
+    python benchmarks/population/kill.py --output benchmarks/results/client_state_kills.json
 
 One process trains SCAFFOLD for 120 rounds in chunks of 2, with checkpoints and a `ClientStore`, and is
 left alone. Then the same run is begun in a new folder, and its process killed (SIGKILL) at a random
-moment between its first chunk and its end, and begun again, until so many kills have met a run under
-way. Each time a run comes to its end, its model, its history and the states of all clients are compared
-with those of the run that was left alone, and the next begins in a new folder.
+moment after its first chunk, some four times on the way to its end, and begun again, until so many kills
+have met a run under way. Each time a run comes to its end, its model, its history and the states of all
+clients are compared with those of the run that was left alone, and the next begins in a new folder. What
+a kill has hit is told by what it left behind: the phase that the process had marked, files that are half
+done, and whether the clients' states were ahead of the newest checkpoint.
 """
 
 import argparse
+import collections
 import hashlib
 import json
 import pathlib
@@ -19,7 +22,11 @@ import sys
 import tempfile
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "faults"))
+
 CLIENTS, ROUNDS, CHUNK, COHORT = 200, 120, 2, 8
+KILLS_OF_A_RUN = 4
+PHASES = {b"r": "playing rounds", b"b": "between rounds"}
 
 
 def main():
@@ -37,24 +44,53 @@ def main():
         began = time.perf_counter()
         expected, seconds, _ = _play(pathlib.Path(home) / "whole", None)
         print(f"left alone: {time.perf_counter() - began:.1f} s, of which {seconds:.1f} s training")
-        kills, ends, resumed = 0, [], []
+        kills, ends, resumed, hits = 0, [], [], collections.Counter()
         while kills < options.kills:
             folder = pathlib.Path(home) / f"run-{len(ends)}"
             result = None
             while result is None:
                 # After the last kill the run is left to come to its end.
-                delay = draw.uniform(0, seconds) if kills < options.kills else None
+                some = draw.uniform(0, 2 * seconds / (KILLS_OF_A_RUN + 1))
+                delay = some if kills < options.kills else None
                 result, _, first = _play(folder, delay)
                 resumed.append(first)
                 if result is None:
                     kills += 1
+                    hits[_hit(folder)] += 1
             ends.append(result == expected)
             print(f"{kills} kills, {len(ends)} runs came to their end, {sum(ends)} identical")
-    found = {"kills": kills, "runs": len(ends), "identical": sum(ends), "resumed_from": resumed}
-    if options.output:
-        options.output.write_text(json.dumps(found) + "\n")
+            _report(options.output, kills, ends, hits, resumed)
     if not all(ends):
         raise SystemExit("a resumed run is not the one that was left alone")
+
+
+def _report(output, kills, ends, hits, resumed):
+    """Writes what is known so far."""
+    found = {
+        "kills": kills, "runs": len(ends), "identical": sum(ends), "rounds": ROUNDS, "chunk": CHUNK,
+        "hits": dict(hits.most_common()), "resumed_from": resumed,
+    }  # fmt: skip
+    if output:
+        output.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _hit(folder):
+    """What a process was doing when it was killed, told by what it has left."""
+    mark = folder.with_suffix(".mark").read_bytes()
+    found = [PHASES.get(mark[:1], "starting")]
+    names = [path.name for path in (folder / "checkpoints").glob("*")]
+    if any(name.startswith(".deleted") for name in names):
+        found.append("deleting a checkpoint")
+    elif any(name.startswith(".partial") for name in names):
+        found.append("writing a checkpoint")
+    index = json.loads((folder / "clients" / "client_state.json").read_bytes())["round"]
+    undone = [int(path.stem.split("-")[2]) for path in (folder / "clients").glob("undo-*.bin")]
+    if max(undone, default=0) > index:
+        found.append("writing client states")
+    newest = max((int(name) for name in names if name.isdecimal()), default=0)
+    if index > newest:
+        found.append("client states ahead of the checkpoint")
+    return ", ".join(found)
 
 
 def _play(folder, delay):
@@ -79,9 +115,11 @@ def _play(folder, delay):
 def _train(folder):
     import jax
     import numpy as np
+    import worker
 
     import fedjax_opt as fo
 
+    worker.mark_phases(folder.with_suffix(".mark"))
     model, data, _ = fo.data.quadratics(num_clients=CLIENTS, dimension=50)
     store, told = fo.ClientStore(folder / "clients"), []
 

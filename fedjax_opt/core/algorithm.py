@@ -111,12 +111,17 @@ class ProbeData(NamedTuple):
     Attributes:
       full_gradient: variables -> the gradient of the mean loss over all of the client's data.
       minibatch_gradient: variables -> the gradient on one minibatch drawn for the purpose.
+      id: the client's number; None where shapes alone are asked for.
+      key: the client's own key in this round, as in `Context`; None as `id`.
 
-    Both take a second argument, (objective, batch) -> objective, that changes what is differentiated.
+    Both gradients take a second argument, (objective, batch) -> objective, that changes what is
+    differentiated.
     """
 
     full_gradient: Callable[..., Any]
     minibatch_gradient: Callable[..., Any]
+    id: Any = None
+    key: Any = None
 
     def adjusted(self, adjust: Callable[[Objective, Any], Objective]) -> "ProbeData":
         """The same with other objectives: how a wrapper's term reaches an algorithm's probe."""
@@ -127,7 +132,8 @@ class ProbeData(NamedTuple):
 
             return adjusted_gradient
 
-        return ProbeData(of(self.full_gradient), of(self.minibatch_gradient))
+        gradients = of(self.full_gradient), of(self.minibatch_gradient)
+        return ProbeData(*gradients, self.id, self.key)
 
 
 def _as_it_is(objective: Objective, batch: Any) -> Objective:

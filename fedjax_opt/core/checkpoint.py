@@ -13,8 +13,7 @@ key and the round. The position in the data follows from the last two, as cohort
 
 import json
 import pathlib
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -106,6 +105,7 @@ class Checkpoints:
         *,
         identity: Mapping[str, Any] | None = None,
         metrics: Mapping[str, float] | None = None,
+        protect: Iterable[int] = (),
     ) -> None:
         """Writes a checkpoint for the state's round, unless it is there already.
 
@@ -116,13 +116,16 @@ class Checkpoints:
           history: what else is to be kept, a mapping of names to arrays or further mappings.
           identity: what makes this run the one that it is, texts by path by part; `simulate` describes
             its own. A run that is resumed with another one is refused.
-          metrics: the newest evaluation, scalars by name; needed for `best_metric`.
+          metrics: the newest evaluation, scalars by name, among them the `best_metric`; None for a
+            state that was not evaluated, which then is never the best.
+          protect: rounds whose checkpoints stay as well when this one is written.
 
         Raises:
           OSError: if this checkpoint, or the one before, could not be written.
         """
-        metrics = {} if metrics is None else {name: float(x) for name, x in metrics.items()}
-        self._retention.check(metrics)
+        if metrics is not None:
+            metrics = {name: float(x) for name, x in metrics.items()}
+            self._retention.check(metrics)
         round_number, flat = int(state.round), trees.plain(state)
         divided = any(map(pieces.is_divided, flat.values()))
         first = jax.process_index() == 0
@@ -140,11 +143,12 @@ class Checkpoints:
             "round": round_number,
             "versions": provenance.versions(),
             "leaves": trees.describe(state),
-            "metrics": metrics,
+            "metrics": metrics or {},
             **(identity or {}),
         }
         arrays = trees.copied(whole), own, trees.copied(dict(history))
-        self._start(round_number, self._write, round_number, arrays, about, divided)
+        task = (round_number, arrays, about, divided, tuple(protect))
+        self._start(round_number, self._write, *task)
 
     def _begin(self, number: int, divided: bool) -> bool:
         """Whether the first process is to write a checkpoint; it then has the directory for itself."""
@@ -206,45 +210,28 @@ class Checkpoints:
             about = files.read_json(folder, _ABOUT)
             if about.get("round") != number:
                 raise files.Damaged(f"it was written as that of round {about.get('round')!r}")
-            self._check(about, state, identity, where)
+            here = {"leaves": trees.describe(state), "versions": provenance.versions()}
+            provenance.check_same_run(about, here | dict(identity or {}), self._allow, where)
             return self._arrays.read(folder, state)
-        except _OtherRun as error:
+        except provenance.OtherRun as error:
             raise ValueError(f"{where} {error}") from None
         except Exception as error:
-            raise ValueError(f"{where} cannot be read: {error}. {self._way_on(number)}") from error
+            raise ValueError(
+                f"{where} cannot be read: {error}. {files.way_on(self.directory, number)}"
+            ) from error
 
-    def _check(
-        self, about: dict[str, Any], state: FederatedState, identity: Any, where: str
-    ) -> None:
-        here = {"leaves": trees.describe(state), "versions": provenance.versions()}
-        never, changed = provenance.differences(about, here | dict(identity or {}))
-        if never:
-            raise _OtherRun(f"{never}.")
-        refused = {part: found for part, found in changed.items() if part not in self._allow}
-        if refused:
-            told = ". ".join(
-                f"Other {part}: {provenance.listed(found)}" for part, found in refused.items()
-            )
-            raise _OtherRun(
-                f"is of a run that differs from this one. {told}. To resume with these changes, use"
-                f" Checkpoints(..., allow={tuple(sorted({*self._allow, *refused}))!r})."
-            )
-        for part, found in changed.items():
-            warnings.warn(
-                f"{where} is resumed with other {part}: {provenance.listed(found)}.", stacklevel=2
-            )
+    def delete_after(self, round_number: int) -> None:
+        """Deletes the checkpoints of later rounds, the newest first: the run went another way.
 
-    def _way_on(self, number: int) -> str:
-        """How to resume in spite of a damaged checkpoint."""
-        for earlier in reversed([n for n in files.numbers(self.directory) if n < number]):
-            try:
-                files.verify(self.directory, earlier)
-            except files.Damaged:
-                continue
-            between = [n for n in files.numbers(self.directory) if earlier < n <= number]
-            folders = " and ".join(str(self.directory / str(n)) for n in between)
-            return f"Move {folders} away to resume from round {earlier}, which is whole."
-        return "No earlier one is whole: move the directory away to begin anew."
+        Args:
+          round_number: the round of the newest one that stays.
+        """
+        later = [number for number in self.rounds if number > round_number]
+        if later and jax.process_index() == 0:
+            self._lock = self._lock or files.Lock(self.directory)
+            for number in reversed(later):
+                files.delete(self.directory, number)
+            files.sync_folder(self.directory)
 
     def _metrics(self) -> dict[int, dict[str, Any]]:
         found = {}
@@ -256,7 +243,12 @@ class Checkpoints:
         return found
 
     def _write(
-        self, number: int, arrays: tuple[Any, Any, Any], about: dict[str, Any], divided: bool
+        self,
+        number: int,
+        arrays: tuple[Any, Any, Any],
+        about: dict[str, Any],
+        divided: bool,
+        protected: tuple[int, ...],
     ) -> None:
         whole, own, history = arrays
 
@@ -268,7 +260,7 @@ class Checkpoints:
 
         others = tuple(range(1, jax.process_count())) if divided else ()
         files.write(self.directory, number, fill, others)
-        for old in self._retention.superfluous(self._metrics()):
+        for old in self._retention.superfluous(self._metrics(), protected):
             files.delete(self.directory, old)
 
     def _contribute(self, number: int, own: list[dict[str, Any]]) -> None:
@@ -293,7 +285,3 @@ class Checkpoints:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _OtherRun(Exception):
-    """A checkpoint that was read well, and is not of this run."""

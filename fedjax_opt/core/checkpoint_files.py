@@ -106,7 +106,7 @@ def write(
         _seal(partial / MANIFEST)
         _sync_tree(partial)
         os.rename(partial, directory / str(number))
-        _sync_folder(directory)
+        sync_folder(directory)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -140,6 +140,19 @@ def verify(directory: pathlib.Path, number: int) -> pathlib.Path:
         if _measure(folder / name) != about:
             raise Damaged(f"{name} is not what was written: its size or its SHA-256 is another")
     return folder
+
+
+def way_on(directory: pathlib.Path, number: int) -> str:
+    """How to resume in spite of a damaged folder."""
+    for earlier in reversed([n for n in numbers(directory) if n < number]):
+        try:
+            verify(directory, earlier)
+        except Damaged:
+            continue
+        between = [n for n in numbers(directory) if earlier < n <= number]
+        folders = " and ".join(str(directory / str(n)) for n in between)
+        return f"Move {folders} away to resume from round {earlier}, which is whole."
+    return "No earlier one is whole: move the directory away to begin anew."
 
 
 def read_json(folder: pathlib.Path, name: str) -> dict[str, Any]:
@@ -230,10 +243,11 @@ def _seal(path: pathlib.Path) -> dict[str, Any]:
 
 def _sync_tree(folder: pathlib.Path) -> None:
     for inner in [path for path in folder.rglob("*") if path.is_dir()] + [folder]:
-        _sync_folder(inner)
+        sync_folder(inner)
 
 
-def _sync_folder(folder: pathlib.Path) -> None:
+def sync_folder(folder: pathlib.Path) -> None:
+    """Forces the names in a folder to the disk."""
     if os.name != "posix":  # elsewhere a directory cannot be opened
         return
     opened = os.open(folder, os.O_RDONLY)

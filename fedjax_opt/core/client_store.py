@@ -40,8 +40,9 @@ class ClientStore:
         the memory of the host.
       hot: of how many clients, those met last, the rows stay in memory as well; by default as many as
         256 MiB hold. Without a folder all rows are in memory.
-      undo: how many of the newest chunks of rounds can be taken back. More than there are checkpoints
-        makes each of them one to resume from.
+      undo: how many of the newest chunks of rounds can be taken back, at least 2, since the states may
+        be so far ahead of a checkpoint that is being written. More than there are checkpoints makes
+        each of them one to resume from.
 
     Example:
       >>> import fedjax_opt as fo
@@ -66,7 +67,7 @@ class ClientStore:
     ) -> None:
         self.directory = None if directory is None else pathlib.Path(directory).absolute()
         self._room = None if hot is None else checks.integer("hot", hot, low=0)
-        self._undo = checks.integer("undo", undo, low=1)
+        self._undo = checks.integer("undo", undo, low=2)
         self._hot = HotRows(0)
         self._parts: Parts | None = None
         self._about: dict[str, Any] = {}
@@ -108,6 +109,11 @@ class ClientStore:
         if self.directory is not None:
             room = _HOT_BYTES // row_format.num_bytes if self._room is None else self._room
             self._hot = HotRows(room)
+
+    @property
+    def reach(self) -> int:
+        """How many chunks of rounds a run can go back for sure, though it was killed and resumed."""
+        return self._undo - 2
 
     @property
     def round(self) -> int:

@@ -35,6 +35,7 @@ _EVALUATED_ROWS = 64
 class Resident:
     """Client states that are on the device all the time."""
 
+    reach = float("inf")  # how many chunks they can be taken back: they are a part of the state
     init_state = staticmethod(init_state)
 
     def open(self, algorithm: Algorithm, state: FederatedState) -> tuple[Any, FederatedState]:
@@ -100,6 +101,11 @@ class FromStore:
         self._before: Any = None
         self._coming: _Coming | None = None
         self._writing: Future | None = None
+
+    @property
+    def reach(self) -> float:
+        """How many chunks they can be taken back."""
+        return self._store.reach
 
     def init_state(
         self, algorithm: Algorithm, variables: Any, num_clients: int, key: jax.Array

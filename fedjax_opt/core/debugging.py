@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_opt.core import batching as batches
-from fedjax_opt.core import controller, replaying
+from fedjax_opt.core import client_rows, controller, replaying
 from fedjax_opt.core.feeding import probe_key
 from fedjax_opt.core.one_by_one import ClientFailure
 from fedjax_opt.core.preparation import Fixed, Traced
@@ -98,7 +98,7 @@ def _inputs(failure: ClientFailure, traced: Traced, fixed: Fixed, state: Federat
     drawn = [feeding.draw(examples, client.feed, key, jnp.int32(k)) for k in range(steps)]
     inputs = {
         "message": message,
-        "client_state": jax.tree.map(lambda x: x[client.id], state.clients),
+        "client_state": client_rows.read(state.clients, client.id),
         "report": report,
         "own_report": client.own_report if training else (),
         "batches": _stacked([batch for batch, _ in drawn]),

@@ -38,10 +38,10 @@ def probe_key(key: jax.Array) -> jax.Array:
 
 
 def probe_data(
-    model: Model, feeding: Feeding, examples: Any, feed: Any, key: jax.Array
+    model: Model, feeding: Feeding, examples: Any, feed: Any, key: jax.Array, client: Any = None
 ) -> ProbeData:
-    """The gradients of one client that a probe may ask for."""
-    key = probe_key(key)
+    """The gradients of one client that a probe may ask for, by the client's key in the round."""
+    own_key, key = local.own_key(key), probe_key(key)
     dtype = jnp.result_type(float)
 
     def gradient_of(variables, batch, mask, adjust):
@@ -67,4 +67,4 @@ def probe_data(
         batch, mask = feeding.extra(examples, feed, key)
         return gradient_of(variables, batch, mask, adjust)
 
-    return ProbeData(full_gradient, minibatch_gradient)
+    return ProbeData(full_gradient, minibatch_gradient, client, own_key)

@@ -128,10 +128,20 @@ def _one(name: str, value: Any) -> jax.Array:
     return value
 
 
-def before_work(guard: Guard, asked: jax.Array, num_steps: jax.Array) -> jax.Array:
-    """The faults that are known before any client works, `[S]`."""
+def before_work(
+    guard: Guard, asked: jax.Array, num_steps: jax.Array, late: Any = False
+) -> jax.Array:
+    """The faults that are known before any client works, `[S]`.
+
+    Args:
+      guard: the rules.
+      asked: the ids of those who were asked; -1 for nobody.
+      num_steps: K for each, 0 for who does not report.
+      late: whether that is because of the sampler's deadline.
+    """
     away = (asked >= 0) & (num_steps == 0)
-    code = jnp.where(away, jnp.int32(Fault.DROPPED_OUT), jnp.int32(Fault.NONE))
+    why = jnp.where(late, jnp.int32(Fault.TIMED_OUT), jnp.int32(Fault.DROPPED_OUT))
+    code = jnp.where(away, why, jnp.int32(Fault.NONE))
     if guard.deadline is None:
         return code
     step, link = (

@@ -3,14 +3,20 @@
 import signal
 import threading
 import warnings
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from fedjax_opt.core import distributed, provenance
 from fedjax_opt.core.checkpoint import Checkpoints
+from fedjax_opt.core.good_states import Record
 from fedjax_opt.core.log import Log
 from fedjax_opt.core.preparation import Fixed, Traced
 from fedjax_opt.core.state import FederatedState
+from fedjax_opt.core.strategies import Strategy, place
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -50,6 +56,7 @@ class Keeper:
       fixed: its compiled part.
       state: what it starts from.
       algorithm: the algorithm of its first round.
+      rollback: the rules by which it may go back, if any.
       recorded: what else decides which columns its history has.
     """
 
@@ -60,12 +67,16 @@ class Keeper:
         fixed: Fixed,
         state: FederatedState,
         algorithm: Any,
+        rollback: Any = None,
         **recorded: bool,
     ) -> None:
         self._checkpoints = checkpoints
         self._identity: dict[str, Any] = {}
+        self.remembered: dict[str, Any] = {}  # by a run that may go back, in its checkpoint
         if checkpoints is not None:
-            self._identity = provenance.of_run(traced, fixed, state, algorithm, **recorded)
+            self._identity = provenance.of_run(
+                traced, fixed, state, algorithm, rollback, **recorded
+            )
         self._previous: dict[int, Any] = {}
         self.signal: signal.Signals | None = None
         self._ended_by: str | None = None
@@ -80,12 +91,37 @@ class Keeper:
             return state
         state, history = self._checkpoints.restore(state, identity=self._identity, round=newest)
         log.resume(history)
+        self.remembered = history.get("rollback", {})
         return state
 
-    def save(self, state: FederatedState, log: Log, evaluation: dict[str, float]) -> None:
-        """Begins to write a checkpoint; the state may be given up when it returns."""
-        if self._checkpoints is not None:
-            self._checkpoints.save(state, log.saved(), identity=self._identity, metrics=evaluation)
+    def save(
+        self, state: FederatedState, log: Log, evaluation: Any, record: Record | None = None
+    ) -> None:
+        """Begins to write a checkpoint; the state may be given up when it returns.
+
+        Args:
+          state: the state.
+          log: what the run wrote down.
+          evaluation: its newest evaluation; None for a state that was not evaluated.
+          record: what a run that may go back remembers; the checkpoints that it may need stay.
+        """
+        if self._checkpoints is None:
+            return
+        history, protect = log.saved(), ()
+        if record is not None:
+            history, protect = history | {"rollback": record.saved()}, record.good
+        self._checkpoints.save(
+            state, history, identity=self._identity, metrics=evaluation, protect=protect
+        )
+
+    def go_back(self, like: FederatedState, number: int) -> FederatedState:
+        """The state of an earlier checkpoint, after which there are no others any more."""
+        assert self._checkpoints is not None
+        self._checkpoints.wait()
+        number = distributed.from_first(number)  # which is when the first process has written it
+        state, _ = self._checkpoints.restore(like, identity=self._identity, round=number)
+        self._checkpoints.delete_after(number)
+        return state
 
     def ending(self) -> str | None:
         """The name of the signal that ends the run, if any; of many processes the first decides."""
@@ -134,3 +170,24 @@ class Keeper:
             warnings.warn(f"The last checkpoint was not written: {error}", stacklevel=2)
         finally:
             self._give_back()
+
+
+class OnDisk:
+    """The good states of a run that may go back, in the checkpoints that it writes anyway.
+
+    Args:
+      keeper: the run's checkpoints.
+      like: a state of the run.
+      strategy: where its arrays go.
+    """
+
+    def __init__(self, keeper: Keeper, like: FederatedState, strategy: Strategy) -> None:
+        self._keeper, self._like, self._strategy = keeper, like, strategy
+
+    def keep(self, state: FederatedState, rounds: Iterable[int]) -> None:
+        """They are protected when the next checkpoint is written."""
+
+    def take(self, number: int) -> FederatedState:
+        """The state of a round, to be given up to the program; later checkpoints are deleted."""
+        state = self._keeper.go_back(self._like, number)
+        return place(jax.tree.map(jnp.copy, state), self._strategy)

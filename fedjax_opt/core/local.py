@@ -17,6 +17,11 @@ _OWN = 2**31 - 5
 Draw = Callable[[Any, jax.Array, jax.Array], tuple[Any, jax.Array | None]]
 
 
+def own_key(key: jax.Array) -> jax.Array:
+    """A client's key in a round -> the one that algorithms and wrappers may use."""
+    return jax.random.fold_in(key, _OWN)
+
+
 class Tally(NamedTuple):
     """What is noted while a client works: sums over steps, and the first step that went wrong."""
 
@@ -76,7 +81,7 @@ def work(
       A job. What comes of it: the upload, the client's new persistent state, the tally, and what the
       diagnostics need.
     """
-    context = context._replace(key=jax.random.fold_in(key, _OWN))
+    context = context._replace(key=own_key(key))
     record = _Record(observe, num_steps)
     perturbed = "perturbation_norm" in watch
 

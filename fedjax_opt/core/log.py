@@ -42,6 +42,11 @@ class Log:
             self._failure = jax.tree.map(lambda x: x[-1], infos)._asdict()
         self._rounds.append({name: values[good] for name, values in rows.items()})
 
+    @property
+    def failed_first_loss(self) -> float:
+        """The loss that the round began with in which a number stopped being one; NaN if none did."""
+        return np.nan if self._failure is None else float(self._failure["first_loss"])
+
     def newest(self) -> dict[str, np.ndarray]:
         """The rows of the newest chunk of rounds, by name."""
         return self._rounds[-1]
@@ -51,9 +56,15 @@ class Log:
         rows = self._rounds[-1]
         rows[name] = np.full(len(rows["round"]), value)
 
-    def forget_newest(self) -> None:
-        """Drops the newest chunk, with what went wrong in it."""
-        self._rounds.pop()
+    def go_back(self, done: int) -> None:
+        """Forgets all that came after so many rounds, with what went wrong then."""
+        kept = [(rows, rows["round"] < done) for rows in self._rounds]
+        self._rounds = [
+            {name: values[early] for name, values in rows.items()}
+            for rows, early in kept
+            if early.any()
+        ]
+        self._evaluations = [row for row in self._evaluations if row["round"] <= done]
         self._failure = None
 
     def add_evaluation(

@@ -99,7 +99,13 @@ def check_memory(
     size = traced.sampler.size
     memory = needed(fixed, size)
     if memory.total > limit:
-        hint = _what_fits(fixed, size, lambda fixed, size: needed(fixed, size).total <= limit)
+        if memory.data + memory.state > limit and not on_host(traced.data):
+            hint = (
+                "Already the arrays do not fit, whatever the cohort: keep the data on the host with"
+                " fo.data.store and fo.data.open_stored, or use a smaller model."
+            )
+        else:
+            hint = _what_fits(fixed, size, lambda fixed, size: needed(fixed, size).total <= limit)
         raise ValueError(
             f"The run needs {memory}, more than memory_limit={limit}, which is {_readable(limit)}."
             f" {hint}"

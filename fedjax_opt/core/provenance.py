@@ -2,6 +2,7 @@
 
 import datetime
 import platform
+import warnings
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -51,7 +52,12 @@ def circumstances() -> dict[str, Any]:
 
 
 def of_run(
-    traced: Traced, fixed: Fixed, state: FederatedState, algorithm: Any, **recorded: bool
+    traced: Traced,
+    fixed: Fixed,
+    state: FederatedState,
+    algorithm: Any,
+    rollback: Any = None,
+    **recorded: bool,
 ) -> dict[str, dict[str, str]]:
     """What makes a run the one that it is, apart from its state.
 
@@ -63,11 +69,14 @@ def of_run(
       fixed: the part that is compiled in.
       state: the state that it starts from; of it, the key.
       algorithm: the algorithm of the first round.
+      rollback: the rules by which it may go back, if any.
       recorded: what else decides which columns the history has.
 
     Returns:
       By name: `functions`, `code`, `hyperparameters`, `data`, `recorded` and `seed`, texts by path.
     """
+    rules = {"guard": traced.guard, "rollback": rollback}
+    rules = {name: rule for name, rule in rules.items() if rule is not None}
     found = identify(
         algorithm=algorithm,
         model=fixed.model,
@@ -79,6 +88,7 @@ def of_run(
         batching=fixed.batching,
         weighting=fixed.weighting,
         **({} if traced.algorithm is algorithm else {"algorithm_by_rate": traced.algorithm}),
+        **rules,
     )
     columns = {"diagnostics": str(sorted(fixed.diagnostics))}
     columns |= {name: str(value) for name, value in recorded.items()}
@@ -135,6 +145,35 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> tuple[str, dict[
         if part in here:
             changed[part] = _unlike(there.get(part, {}), here[part])
     return "", {part: found for part, found in changed.items() if found}
+
+
+class OtherRun(Exception):
+    """Something was read well, and is not of this run."""
+
+
+def check_same_run(
+    there: dict[str, Any], here: dict[str, Any], allow: tuple[str, ...], where: str
+) -> None:
+    """Refuses to resume a run that differs, and warns of what it is allowed to differ in.
+
+    Args:
+      there: what was saved.
+      here: what the run is that resumes.
+      allow: the parts that may differ.
+      where: the name of what was saved.
+    """
+    never, changed = differences(there, here)
+    if never:
+        raise OtherRun(f"{never}.")
+    refused = {part: found for part, found in changed.items() if part not in allow}
+    if refused:
+        told = ". ".join(f"Other {part}: {listed(found)}" for part, found in refused.items())
+        raise OtherRun(
+            f"is of a run that differs from this one. {told}. To resume with these changes, use"
+            f" Checkpoints(..., allow={tuple(sorted({*allow, *refused}))!r})."
+        )
+    for part, found in changed.items():
+        warnings.warn(f"{where} is resumed with other {part}: {listed(found)}.", stacklevel=3)
 
 
 def listed(found: list[str]) -> str:

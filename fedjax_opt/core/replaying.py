@@ -183,7 +183,7 @@ def _probe(about, algorithm, model, parts, leaves, key):
         return tree("extra_batch"), extra_mask
 
     feeding = Feeding(draw=None, full=full, extra=extra, shared=(), feed=())  # type: ignore[arg-type]
-    data = probe_data(model, feeding, (), (), key)
+    data = probe_data(model, feeding, (), (), key, jnp.int32(about["client"]))
     report = algorithm.probe(parts["message"], parts["client_state"], data)
     return Replay(about, np.zeros(0), report, parts["client_state"])
 

@@ -1,7 +1,7 @@
 """Which checkpoints stay: the newest, those of certain rounds, and the best."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from fedjax_opt.core import checks
@@ -60,13 +60,16 @@ class Retention(_Rule):
         sign = -1 if self.maximise else 1
         return min(known, key=lambda number: (sign * known[number], number), default=None)
 
-    def superfluous(self, metrics: Mapping[int, Mapping[str, Any]]) -> list[int]:
+    def superfluous(
+        self, metrics: Mapping[int, Mapping[str, Any]], protected: Iterable[int] = ()
+    ) -> list[int]:
         """The rounds whose checkpoints need not stay.
 
         Args:
           metrics: of each checkpoint that is there, the metrics by name.
+          protected: rounds whose checkpoints stay in any case.
         """
-        stay = set(sorted(metrics)[-self.keep :]) | {self.best(metrics)}
+        stay = set(sorted(metrics)[-self.keep :]) | {self.best(metrics), *protected}
         if self.keep_every is not None:
             stay |= {number for number in metrics if number % self.keep_every == 0}
         return sorted(set(metrics) - stay)

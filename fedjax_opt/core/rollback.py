@@ -2,13 +2,16 @@
 
     diverged    the mean loss of a chunk of rounds is not finite, or above `factor` times the lowest
                 so far; or a guard skipped every round of it for what clients sent
-    go back     the state before that chunk, the rounds of the chunk forgotten
+    good        a state that a chunk led to whose mean loss was at most sqrt(factor) times the lowest,
+                and from which the next chunk did not begin with a loss above `factor` times the lowest
+    go back     to the newest good state: a checkpoint, or a copy; what came after it is forgotten
     step        eta shrink^n after n such returns, for an algorithm that is a function of eta;
                 else the change of the global parameters in each round, times shrink^n
 
 The scale is an argument of the compiled program: going back compiles nothing.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +23,9 @@ from fedjax_opt.core import checks, trees
 from fedjax_opt.core.algorithm import Algorithm, get_variables, set_variables
 from fedjax_opt.core.controller import Controller
 from fedjax_opt.core.fault_log import LOGGER
+from fedjax_opt.core.good_states import Copies, Record, losses
 from fedjax_opt.core.guard import Fault
+from fedjax_opt.core.keeping import OnDisk
 from fedjax_opt.core.log import Log
 from fedjax_opt.core.preparation import Traced
 from fedjax_opt.core.state import FederatedState
@@ -33,7 +38,8 @@ _SENT_SOMETHING = Fault.LOSS_NOT_FINITE
 class Rollback(NamedTuple):
     """What counts as divergence in a simulated run, and what is done about it.
 
-    The run keeps a second copy of its state. It is checked after each chunk of `evaluate_every` rounds.
+    It is checked after each chunk of `evaluate_every` rounds. The last good state is a checkpoint where
+    the run has `checkpoints`, else a copy: one of the newest state, and one of the good state before it.
 
     Attributes:
       factor: a chunk's mean loss above so many times the lowest so far is divergence, more than 1.
@@ -60,75 +66,81 @@ class Rollback(NamedTuple):
 
 
 class Fallback:
-    """The last good state of a run, the lowest loss so far, and the scale of the step.
+    """What a run that may go back does after each chunk of rounds.
 
     Args:
       rollback: the rules.
       traced: the run, with the step as it was asked for.
       strategy: where its arrays go.
+      states: what keeps the good states.
+      reach: how many chunks of rounds the clients' states can be taken back.
     """
 
-    def __init__(self, rollback: Rollback, traced: Traced, strategy: Strategy) -> None:
-        _check(rollback)
+    def __init__(
+        self,
+        rollback: Rollback,
+        traced: Traced,
+        strategy: Strategy,
+        states: Copies | OnDisk,
+        reach: float,
+    ) -> None:
         self._rules, self._traced, self._strategy = rollback, traced, strategy
-        self._kept: Any = None
-        self._lowest = np.inf
-        self._returns = 0
-        self.scale = 1.0
+        self._states, self._reach = states, reach
+        self.record = Record(good=(0,))
 
-    def resume(self, history: dict[str, np.ndarray], chunk: int) -> None:
-        """Takes up the scale and the loss of an interrupted run."""
-        if "step_scale" in history and len(history["step_scale"]):
-            self.scale = float(history["step_scale"][-1])
-            self._lowest = float(np.mean(history["loss"][-chunk:]))
+    def begin(self, state: FederatedState, saved: Mapping[str, Any]) -> None:
+        """Takes up what an interrupted run remembered; a new one may go back to where it begins."""
+        self.record = Record.restored(saved) if saved else Record(good=(int(state.round),))
+        self._states.keep(state, self.record.good)
 
     def traced(self) -> Traced:
         """The run with the step as it is now."""
-        scale = place(jnp.asarray(self.scale, jnp.result_type(float)), self._strategy)
-        return _with_scale(self._traced, scale)
+        scale = jnp.asarray(self.record.scale, jnp.result_type(float))
+        return _with_scale(self._traced, place(scale, self._strategy))
 
-    def keep(self, state: FederatedState) -> None:
-        """Copies a state that is good, before its buffers are given up."""
-        self._kept = jax.tree.map(jnp.copy, state)
+    def judge(self, log: Log, state: FederatedState, done: int) -> str | None:
+        """Why the newest chunk is divergence; None if it is not, and then it may be kept as good.
 
-    def judge(self, log: Log) -> str | None:
-        """Why the newest chunk is divergence; None if it is not, and then it is remembered as good."""
-        rows = log.newest()
+        Args:
+          log: what the run wrote down.
+          state: the state after the chunk.
+          done: the rounds done before it.
+        """
+        found, factor = losses(log), self._rules.factor
+        record = self.record.begun(found).tried(done, found, factor)
+        self.record = record
         if not log.finite:
             return log.describe_failure()
-        counted = ~rows["skipped"] if "skipped" in rows else np.ones(len(rows["round"]), bool)
-        if not counted.any():
-            sent = np.any(rows["fault"] >= _SENT_SOMETHING, axis=1)
-            return "Every round was skipped for what clients sent." if sent.all() else None
-        if not np.isfinite(self._lowest):  # the first chunk is measured by the initial model
-            self._lowest = float(rows["first_loss"][counted][0])
-        loss = float(np.mean(rows["loss"][counted]))
-        if loss > self._rules.factor * self._lowest:
+        rows = log.newest()
+        if np.isnan(found.mean) and np.any(rows["fault"] >= _SENT_SOMETHING, axis=1).all():
+            return "Every round was skipped for what clients sent."
+        if found.mean > factor * record.lowest:
             return (
-                f"Rounds {rows['round'][0]} to {rows['round'][-1]}: the mean loss {loss:.4g} is more"
-                f" than {self._rules.factor:g} times the lowest so far, {self._lowest:.4g}."
+                f"Rounds {rows['round'][0]} to {rows['round'][-1]}: the mean loss {found.mean:.4g}"
+                f" is more than {factor:g} times the lowest so far, {record.lowest:.4g}."
             )
-        self._lowest = min(self._lowest, loss)
-        log.note("step_scale", self.scale)
+        self.record = record.advanced(int(state.round), found, factor**0.5, self._reach)
+        self._states.keep(state, self.record.good)
+        log.note("step_scale", record.scale)
         return None
 
     def go_back(self, log: Log, why: str) -> tuple[FederatedState, str | None]:
         """The last good state, and a reason to stop if this was tried often enough."""
-        log.forget_newest()
-        if self._returns == self._rules.limit:
-            return (
-                self._kept,
-                f"{why} Gone back {self._returns} times; the last good state is kept.",
-            )
-        self._returns += 1
-        self.scale *= self._rules.shrink
-        LOGGER.warning(
-            "%s Back to round %d, with the step times %g.", why, int(self._kept.round), self.scale
-        )
-        return self._kept, None
+        back = self.record.good[-1]
+        log.go_back(back)
+        state = self._states.take(back)
+        if self.record.returns == self._rules.limit:
+            count = self.record.returns
+            return state, f"{why} Gone back {count} times; the last good state is kept."
+        self.record = self.record.returned(self._rules.shrink)
+        LOGGER.warning("%s Back to round %d, with the step times %g.", why, back, self.record.scale)
+        return state, None
 
 
-def _check(rollback: Any) -> None:
+def check_rollback(rollback: Any) -> None:
+    """Refuses rules that make no sense."""
+    if rollback is None:
+        return
     if not isinstance(rollback, Rollback):
         raise ValueError(f"rollback must be a Rollback or None, got {rollback!r}.")
     checks.number("rollback.factor", rollback.factor, low=1.0, open_low=True)

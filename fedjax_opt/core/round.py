@@ -53,20 +53,22 @@ def federated_round(
     client_test: Any = None,
     guard: Guard | None = None,
     asked: Any = None,
+    late: Any = False,
     unequal: bool = False,
 ) -> tuple[FederatedState, Info]:
     """One round, to be called inside a compiled program; see `make_round` for the arguments.
 
     A client whose `num_steps` is 0 did not take part: it keeps its state and is left out of every
     mean. If nobody with a weight took part, or a loss is not finite, nothing changes. With a guard,
-    a client that breaks a rule did not take part; `asked` names those who were to, -1 for nobody. If
+    a client that breaks a rule did not take part; `asked` names those who were to, -1 for nobody, and
+    `late` says which of those who do not report would miss the sampler's deadline. If
     the numbers of steps are said to be `unequal`, devices get clients by work, not by count.
     """
     size = cohort.shape[0]
     asked = cohort if asked is None else asked
     fault: Any = ()
     if guard is not None:
-        fault = guards.before_work(guard, asked, num_steps)
+        fault = guards.before_work(guard, asked, num_steps, late)
         num_steps = jnp.where(fault > 0, 0, num_steps)
     present = num_steps > 0
     dtype = jnp.result_type(float)
@@ -109,7 +111,8 @@ def federated_round(
 
         def probe(shared, client):
             algorithm, message, round_key, examples, states, *_ = shared
-            data = probe_data(model, feeding, examples, client.feed, client_key(round_key, client))
+            key = client_key(round_key, client)
+            data = probe_data(model, feeding, examples, client.feed, key, client.id)
             assert algorithm.probe is not None  # as above: this is the same algorithm, traced
             own = algorithm.probe(message, _state_of(client, states), data)
             fault = guards.of_report(shared[-1], _sent(own))

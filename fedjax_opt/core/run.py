@@ -148,6 +148,7 @@ def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[Fede
     feeding = _feeding(fixed, data, cohort)
     remembered = state.controllers.learning_rate if state.controllers else ()
     learning_rate = controller.current_rate(traced.learning_rate, remembered, state.round)
+    asked, late = _asked(traced, state.cohort_key, state.round, sizes.shape[0])
     new_state, info = federated_round(
         controller.build(traced.algorithm, learning_rate),
         fixed.model,
@@ -161,7 +162,8 @@ def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[Fede
         fixed.diagnostics,
         traced.client_test,
         guard=traced.guard,
-        asked=_asked(traced, state.cohort_key, state.round, sizes.shape[0]),
+        asked=asked,
+        late=late,
         unequal=unequal,
     )
     seen = dict(info.diagnostics)
@@ -177,11 +179,11 @@ def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[Fede
 
 
 def _asked(traced, key, round_number, num_clients):
-    """Who was to take part, where a guard wants to know; -1 for nobody."""
+    """Who was to take part, -1 for nobody, and who would be late; where a guard wants to know."""
     if traced.guard is None:
-        return None
+        return None, False
     ids, filled = traced.sampler.asks(key, round_number, num_clients)
-    return jnp.where(filled, ids, -1)
+    return jnp.where(filled, ids, -1), traced.sampler.late(ids)
 
 
 def _cohort(traced, fixed, key, round_number, remembered, sizes):
@@ -211,7 +213,7 @@ def seats(
     def one(round_number):
         cohort, steps, unequal = _cohort(traced, fixed, key, round_number, (), sizes)
         if traced.guard is not None:
-            asked = _asked(traced, key, round_number, sizes.shape[0])
+            asked, _ = _asked(traced, key, round_number, sizes.shape[0])
             assert asked is not None  # there is a guard
             steps = jnp.where(before_work(traced.guard, asked, steps) > 0, 0, steps)
         return cohort[balance.seats(fixed.strategy, steps, unequal)]

@@ -19,8 +19,9 @@ from fedjax_opt.core.client_store import ClientStore
 from fedjax_opt.core.cohorts import Sampler
 from fedjax_opt.core.controller import Controller, first_algorithm
 from fedjax_opt.core.debugging import Debugger
+from fedjax_opt.core.good_states import Copies
 from fedjax_opt.core.guard import Guard
-from fedjax_opt.core.keeping import Keeper
+from fedjax_opt.core.keeping import Keeper, OnDisk
 from fedjax_opt.core.log import Log, in_short
 from fedjax_opt.core.memory import check_memory
 from fedjax_opt.core.model import Model
@@ -28,7 +29,7 @@ from fedjax_opt.core.parted import Parted
 from fedjax_opt.core.preparation import Fixed, Traced, prepare
 from fedjax_opt.core.progress import RoundBar
 from fedjax_opt.core.result import NonFiniteLossError, Result
-from fedjax_opt.core.rollback import Fallback, Rollback
+from fedjax_opt.core.rollback import Fallback, Rollback, check_rollback
 from fedjax_opt.core.run import one_round, seats, settle_strategy
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.core.strategies import Strategy, place, resolve
@@ -113,7 +114,8 @@ def simulate(
         good state, or 'stop' and return it.
       guard: the rules by which clients are left out, a `Guard`. Those are named in the log (`logging`,
         'fedjax_opt') and counted in the history.
-      rollback: what to do if the run diverges, a `Rollback`; `step_scale` in the history says when.
+      rollback: what to do if the run diverges, a `Rollback`; `step_scale` in the history says when. It
+        goes back to a checkpoint where there are `checkpoints`, else to a copy of the state.
       memory_limit: the bytes that the run may take, or 'device' for what there is: it is compiled once
         more to know, and refused with the largest cohort or chunk that fits.
       debug: a folder, for a run without compilation, one client at a time: the inputs of the first that
@@ -138,6 +140,7 @@ def simulate(
     checks.integer("batch_size", batch_size, low=1)
     chunk = checks.integer("evaluate_every", evaluate_every, low=1)
     checks.choice("on_nonfinite", on_nonfinite, ("raise", "stop"))
+    check_rollback(rollback)
     first = first_algorithm(algorithm, learning_rate)
     clients = client_tables.of(client_state, chunk)
     make = partial(_first_state, first, model, data, batch_size, seed, clients)
@@ -155,11 +158,11 @@ def simulate(
     )  # fmt: skip
     start, seen = clients.part(start, traced.sampler)
     fixed = settle_strategy(traced, fixed, seen)
-    copies = 2 if rollback is None else 3
+    copies = 2 if rollback is None or checkpoints is not None else 4
     check_memory(traced, seen, fixed, chunk, copies, memory_limit, partial(_compiled, chunk))
     log = Log()
     watched = {"test": test is not None, "client_test": client_test is not None}
-    keeper = Keeper(checkpoints, traced, fixed, start, first, **watched)
+    keeper = Keeper(checkpoints, traced, fixed, start, first, rollback, **watched)
     start = keeper.resume(start, log)
     clients.begin(start, fixed.strategy)
     # The state is copied, since its buffers are given up to the program: the caller keeps theirs.
@@ -168,9 +171,11 @@ def simulate(
     traced, current, test, client_test = place(
         (traced._replace(data=None), current, test, client_test), fixed.strategy
     )
-    fallback = None if rollback is None else Fallback(rollback, traced, fixed.strategy)
-    if fallback is not None:
-        fallback.resume(log.history(), chunk)
+    fallback = None
+    if rollback is not None:
+        saved = None if checkpoints is None else OnDisk(keeper, start, fixed.strategy)
+        fallback = Fallback(rollback, traced, fixed.strategy, saved or Copies(), clients.reach)
+        fallback.begin(current, keeper.remembered)
         traced = fallback.traced()
     play = _play if debug is None else Debugger(debug)
     callbacks = tuple(callbacks)
@@ -178,26 +183,28 @@ def simulate(
     stopped = f"{rounds} rounds done"
     done = int(start.round)
     bar = RoundBar(
-        total=rounds,
-        initial=done,
-        desc=description,
+        total=rounds, initial=done, desc=description,
         disable=None if progress and distributed.is_first() else True,
-    )
+    )  # fmt: skip
     with bar, contextlib.closing(source), contextlib.closing(clients), keeper:
+        if fallback is not None and not keeper.remembered:
+            keeper.save(current, log, None, fallback.record)  # there is always one to go back to
         while done < rounds:
             count = min(chunk, rounds - done)
             now = traced._replace(data=source.take(done, count))
-            if fallback is not None:
-                fallback.keep(current)
             current = clients.put_in(current, done, count)
             for ahead in (source, clients):
                 ahead.prefetch(done + count, min(chunk, rounds - done - count))
             current, infos, played = play(now, current, jnp.int32(count), fixed, chunk)
             current = clients.take_out(current)
             log.add_rounds(infos, int(played))
-            if fallback is not None and (why := fallback.judge(log)) is not None:
+            if fallback is not None and (why := fallback.judge(log, current, done)) is not None:
                 current, ended = fallback.go_back(log, why)
                 clients.begin(current, fixed.strategy)
+                done = int(current.round)
+                bar.update(done - bar.n)
+                if ended is None and (ending := keeper.ending()):
+                    ended = f"{ending} after round {done} of {rounds}"
                 if ended is not None:
                     stopped = ended
                     break
@@ -215,7 +222,7 @@ def simulate(
             bar.set_postfix(in_short(history, evaluation))
             if checkpoints is not None:
                 clients.flush_all()  # never behind a checkpoint: what is ahead can be taken back
-            keeper.save(current, log, evaluation)
+            keeper.save(current, log, evaluation, fallback and fallback.record)
             event = Event(done, current, history, evaluation)
             reasons = [reason for reason in (callback(event) for callback in callbacks) if reason]
             if callbacks:

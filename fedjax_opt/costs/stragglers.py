@@ -10,10 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import Partial
 
 from fedjax_opt.core import Sampler, checks
-from fedjax_opt.costs.fleet import Devices, of_cohort
+from fedjax_opt.costs.fleet import Devices
 from fedjax_opt.costs.runtime import client_seconds
 
 
@@ -94,7 +93,8 @@ def on_time(
 ) -> Sampler:
     """A sampler whose clients are lost where they would miss the deadline: the runtime model at work.
 
-    Slow clients are asked in vain, always the same ones: what they know never reaches the model.
+    Slow clients are asked in vain, always the same ones: what they know never reaches the model. A guard
+    names and counts them as `Fault.TIMED_OUT`.
 
     Args:
       sampler: who is asked.
@@ -125,11 +125,6 @@ def on_time(
         raise ValueError(
             f"sampler was made for {sampler.population} clients, but devices for {population}."
         )
-    return dataclasses.replace(
-        sampler, function=Partial(_on_time, sampler.function, punctual), population=population
-    )
-
-
-def _on_time(function, punctual, size, key, round_number, num_clients):
-    ids, done = function(size, key, round_number, num_clients)
-    return ids, jnp.where(of_cohort(punctual, ids), done, jnp.zeros_like(done))
+    if sampler.punctual is not None:
+        punctual &= sampler.punctual
+    return dataclasses.replace(sampler, punctual=punctual, population=population)

@@ -1,8 +1,9 @@
 """Clients that send something else than what they found: to see what a defence is worth.
 
-Each attack takes an algorithm and gives one back, in which chosen clients replace their upload; they
-train as the others do, and keep the state that they should. All other clients upload, bit for bit, what
-they did before. The data's own attack, labels that are wrong, is `fedjax_opt.data.with_flipped_labels`.
+Each attack takes an algorithm and gives one back, in which chosen clients replace what they send: their
+upload, and the report of their probe where the algorithm has one. They train as the others do, and keep
+the state that they should. All other clients send, bit for bit, what they did before. The data's own
+attack, labels that are wrong, is `fedjax_opt.data.with_flipped_labels`.
 
     sign_flip     u' = -scale u          drives the model back
     scaling       u' = factor u          drags a mean to where the attacker wants it
@@ -10,7 +11,6 @@ they did before. The data's own attack, labels that are wrong, is `fedjax_opt.da
     replaced      u' = f(u, key)         anything else
 
 An attack goes around `compressed` to act on what the server decodes, or inside of it to be encoded.
-A probe's report is not attacked.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
-from fedjax_opt.core import Algorithm, Coded, checks, trees
+from fedjax_opt.core import Algorithm, Coded, Kept, checks, trees
 
 
 def sign_flip(algorithm: Algorithm, clients: Any, scale: Any = 1.0) -> Algorithm:
@@ -44,7 +44,7 @@ def sign_flip(algorithm: Algorithm, clients: Any, scale: Any = 1.0) -> Algorithm
       distributed learning from heterogeneous datasets. AAAI 2019.
     """
     scale = checks.number("scale", scale, low=0.0, open_low=True)
-    return replaced(algorithm, clients, Partial(_flipped, scale))
+    return _everywhere(algorithm, clients, Partial(_flipped, scale))
 
 
 def scaling(algorithm: Algorithm, clients: Any, factor: Any) -> Algorithm:
@@ -65,7 +65,7 @@ def scaling(algorithm: Algorithm, clients: Any, factor: Any) -> Algorithm:
     Reference:
       Bagdasaryan, Veit, Hua, Estrin, Shmatikov. How to backdoor federated learning. AISTATS 2020.
     """
-    return replaced(algorithm, clients, Partial(_scaled, checks.number("factor", factor)))
+    return _everywhere(algorithm, clients, Partial(_scaled, checks.number("factor", factor)))
 
 
 def nan_upload(algorithm: Algorithm, clients: Any) -> Algorithm:
@@ -82,10 +82,12 @@ def nan_upload(algorithm: Algorithm, clients: Any) -> Algorithm:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.attacks.nan_upload(fo.fedavg(fo.optimizers.sgd(0.1)), clients=[3])
     """
-    return replaced(algorithm, clients, Partial(_not_a_number))
+    return _everywhere(algorithm, clients, Partial(_not_a_number))
 
 
-def replaced(algorithm: Algorithm, clients: Any, function: Any) -> Algorithm:
+def replaced(
+    algorithm: Algorithm, clients: Any, function: Any, report_function: Any = None
+) -> Algorithm:
     """Chosen clients upload what a function makes of their upload: an attack of your own.
 
     Args:
@@ -93,6 +95,7 @@ def replaced(algorithm: Algorithm, clients: Any, function: Any) -> Algorithm:
       clients: who attacks: ids, or bool `[N]`. It may be traced.
       function: (upload, key) -> upload, of the same structure, shapes and dtypes; of a compressed
         upload it sees the value. The key is the client's own in this round.
+      report_function: (report, key) -> report, the same for what a probe reports; None leaves it honest.
 
     Returns:
       The algorithm under attack.
@@ -115,12 +118,26 @@ def replaced(algorithm: Algorithm, clients: Any, function: Any) -> Algorithm:
             "clients must be a list of ids or bool, one per client [N], got"
             f" {kind}{list(jnp.shape(clients))}."
         )
+    clients = jnp.asarray(clients)
+    function = _checked("function of (upload, key)", "function", function)
+    attacked = algorithm._replace(finish=Partial(_finish, algorithm.finish, clients, function))
+    if report_function is None:
+        return attacked
+    lie = _checked("function of (report, key) or None", "report_function", report_function)
+    if algorithm.probe is None:
+        raise ValueError("report_function must be None for an algorithm without a probe.")
+    return attacked._replace(probe=Partial(_probe, algorithm.probe, clients, lie))
+
+
+def _everywhere(algorithm: Algorithm, clients: Any, function: Partial) -> Algorithm:
+    """What is sent is replaced by the same function, upload and report."""
+    return replaced(algorithm, clients, function, function if algorithm.probe else None)
+
+
+def _checked(what: str, name: str, function: Any) -> Partial:
     if not callable(function):
-        raise ValueError(f"function must be a function of (upload, key), got {function!r}.")
-    function = function if isinstance(function, Partial) else Partial(function)
-    return algorithm._replace(
-        finish=Partial(_finish, algorithm.finish, jnp.asarray(clients), function)
-    )
+        raise ValueError(f"{name} must be a {what}, got {function!r}.")
+    return function if isinstance(function, Partial) else Partial(function)
 
 
 def _listed(clients: Any) -> Any:
@@ -135,16 +152,30 @@ def _finish(finish, clients, function, local, context):
     upload, state = finish(local, context)
     if context.id is None:  # shapes alone are asked for, by the costs of an upload
         return upload, state
-    if clients.dtype == bool:
-        attacks = clients[context.id]
-    else:
-        attacks = jnp.any(clients == context.id.astype(clients.dtype))
     honest = upload.inner if isinstance(upload, Coded) else upload
     # Apart from the key that a codec around or inside of the attack rounds with.
     false = function(honest, jax.random.fold_in(context.key, 1))
     checks.same_structure("function(upload, key)", false, honest, "what clients upload")
-    sent = trees.select(attacks, false, honest)
+    sent = trees.select(_attacks(clients, context.id), false, honest)
     return dataclasses.replace(upload, inner=sent) if isinstance(upload, Coded) else sent, state
+
+
+def _probe(probe, clients, function, message, client, probe_data):
+    report = probe(message, client, probe_data)
+    if probe_data.id is None:  # shapes alone are asked for
+        return report
+    honest = report.shared if isinstance(report, Kept) else report
+    false = function(honest, jax.random.fold_in(probe_data.key, 2))
+    checks.same_structure("report_function(report, key)", false, honest, "what clients report")
+    sent = trees.select(_attacks(clients, probe_data.id), false, honest)
+    return Kept(sent, report.own) if isinstance(report, Kept) else sent
+
+
+def _attacks(clients, client):
+    """Whether a client is among those who attack."""
+    if clients.dtype == bool:
+        return clients[client]
+    return jnp.any(clients == client.astype(clients.dtype))
 
 
 def _flipped(scale, upload, key):

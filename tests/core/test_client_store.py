@@ -343,8 +343,8 @@ def test_states_of_every_type_are_kept_bit_for_bit(tmp_path):
 def test_arguments_are_checked(tmp_path):
     with pytest.raises(ValueError, match=r"hot must be .*at least 0, got -1"):
         fo.ClientStore(hot=-1)
-    with pytest.raises(ValueError, match=r"undo must be .*at least 1, got 0"):
-        fo.ClientStore(undo=0)
+    with pytest.raises(ValueError, match=r"undo must be .*at least 2, got 1"):
+        fo.ClientStore(undo=1)
     with pytest.raises(ValueError, match="is not open: no run has used it yet"):
         fo.ClientStore(tmp_path / "store").rows([0])
     keys = SCAFFOLD._replace(init_client=jax.tree_util.Partial(lambda v: jax.random.key(0)))

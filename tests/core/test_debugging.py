@@ -145,3 +145,18 @@ def test_other_files_are_refused(saved, tmp_path):
         ValueError, match=r"The file's message has the shapes .* not those of the run"
     ):
         fo.replay(saved, fo.fedavg(fo.optimizers.sgd(0.1)), problems.MODEL)
+
+
+def test_the_state_of_a_client_is_found_in_a_store(tmp_path):
+    """The device holds the rows of a few clients alone, and the one that fails is not the first."""
+    state = problems.start(SCAFFOLD, 6)
+    controls = np.random.default_rng(0).normal(size=(6, problems.DIMENSION))
+    state = state._replace(clients=state.clients._replace(control={"w": controls}))
+    path = _fails(
+        tmp_path, fo.attacks.nan_upload(SCAFFOLD, [4]), data=problems.ragged([2] * 6), rounds=6,
+        state=state, client_state=fo.ClientStore(), cohort_size=None, evaluate_every=1,
+        sampler=fo.cohorts.cyclic(1), message="Round 4, client 4",
+    )  # fmt: skip
+    with np.load(path) as file:
+        (name,) = [name for name in file.files if name.startswith("client_state")]
+        np.testing.assert_array_equal(file[name], controls[4])

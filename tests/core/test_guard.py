@@ -111,13 +111,13 @@ def test_without_a_guard_one_upload_ends_the_run():
 def test_every_strategy_leaves_out_the_same_clients(name, strategy):
     algorithm = {"mime": MIME, **ALGORITHMS}[name]
     attacked = fo.attacks.scaling(algorithm, COHORT[[0, 4]], 1e6)
-    found = _play(attacked, GUARD, strategy=strategy)
+    guard = GUARD._replace(max_report_norm=50.0)
+    found = _play(attacked, guard, strategy=strategy)
     codes = np.zeros(S, int)
-    codes[[0, 4]] = fo.Fault.UPLOAD_TOO_LARGE
+    codes[[0, 4]] = fo.Fault.REPORT_TOO_LARGE if name == "mime" else fo.Fault.UPLOAD_TOO_LARGE
     assert found[1].faults.code.tolist() == codes.tolist()
-    if name != "mime":  # whose report was averaged before anyone knew
-        _assert_same_round(found, _play(algorithm, steps=_steps([0, 4]), strategy=strategy))
-    _assert_same_round(found, _play(attacked, GUARD))
+    _assert_same_round(found, _play(algorithm, steps=_steps([0, 4]), strategy=strategy))
+    _assert_same_round(found, _play(attacked, guard))
 
 
 def test_a_bad_report_reaches_nobody():
@@ -270,6 +270,33 @@ def test_those_who_were_asked_in_vain_have_names():
     assert set(codes[asked].tolist()) == {0, fo.Fault.DROPPED_OUT}
     ids, filled = unreliable(cyclic(3), dropout=1.0).asks(jax.random.key(0), jnp.int32(1), 6)
     assert ids.tolist() == [3, 4, 5] and np.all(filled)
+
+
+def test_those_who_would_be_late_are_named_and_counted_as_such(caplog):
+    """By a sampler with a deadline, around or inside of one whose clients drop out by chance."""
+    fleet = fo.costs.devices(20.0, 5.0, [0.1, 9.0, 0.1, 0.1, 0.1, 9.0])
+
+    def on_time(sampler):
+        return fo.costs.on_time(sampler, fleet, 2, 4.0, 4.0, deadline=10.0)
+
+    for sampler in (on_time(unreliable(cyclic(3), 0.4)), unreliable(on_time(cyclic(3)), 0.4)):
+        options = OPTIONS | {"sampler": sampler, "progress": False}
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="fedjax_opt"):
+            result = fo.simulate(
+                SCAFFOLD, problems.MODEL, DATA, 8, guard=fo.Guard(min_clients=1), **options
+            )
+        history = result.history
+        late = np.isin(history["asked"], [1, 5])
+        np.testing.assert_array_equal(history["asked"], [[0, 1, 2], [3, 4, 5]] * 4)
+        np.testing.assert_array_equal(history["fault"] == fo.Fault.TIMED_OUT, late)
+        dropped = history["fault"] == fo.Fault.DROPPED_OUT
+        assert dropped.any() and not dropped.all() and np.all(history["num_steps"][late] == 0)
+        np.testing.assert_array_equal(history["excluded"], (late | dropped).sum(axis=1))
+        assert sum("client 5 (timed out)." in message for message in caplog.messages) == 4
+    plain = _run(None, sampler=on_time(cyclic(3)), rounds=8)
+    guarded = _run(fo.Guard(), sampler=on_time(cyclic(3)), rounds=8)
+    problems.assert_close(plain.state, guarded.state)  # another program, rounded as it likes
 
 
 def test_a_simulated_run_names_counts_and_goes_on(caplog):

@@ -124,7 +124,7 @@ def test_a_run_that_does_not_fit_is_refused_with_what_does():
     """Between what the two need, the one is refused, and the other is what it suggests."""
     with pytest.raises(ValueError, match=r"data 15\.\d+ KiB, state 7\.\d+ KiB, program") as refused:
         _limited(1)
-    assert "Not even a cohort of one client fits" in str(refused.value)
+    assert "Already the arrays do not fit, whatever the cohort" in str(refused.value)
     with pytest.raises(ValueError, match="memory_limit=1,") as other:
         _limited(1, "scan")
     texts = (str(error.value) for error in (other, refused))
