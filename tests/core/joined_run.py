@@ -60,6 +60,23 @@ def keep(name, strategy, rounds, folder=None):
     return numbers((result.history["cohort"], result.state.server, clients))
 
 
+def go_back(strategy, folder):
+    """A run whose step is far too large, and which goes back to its checkpoints until it is not."""
+    with (
+        fo.Checkpoints(folder / "checkpoints") as checkpoints,
+        fo.ClientStore(folder / "store", hot=2) as store,
+    ):
+        result = fo.simulate(
+            lambda rate: fo.scaffold(fo.optimizers.sgd(rate)), problems.MODEL, DATA, 6,
+            learning_rate=4.0, cohort_size=5, batch_size=4, local_steps=2, evaluate_every=2,
+            strategy=strategy, checkpoints=checkpoints, client_state=store,
+            rollback=fo.Rollback(factor=3.0, limit=20), progress=False,
+        )  # fmt: skip
+        clients = store.rows(np.arange(7)).states
+    assert result.history["step_scale"][-1] < 1
+    return numbers((result.history, result.state.server, clients))
+
+
 def messages():
     """How many collectives there are in a round of FedAvg, whose model has six arrays."""
     algorithm, mesh = fo.fedavg(fo.optimizers.sgd(0.1)), meshes.over_all_devices()
@@ -111,6 +128,7 @@ def main(folder):
         kept[name] = begun, keep(name, strategy, 4, folder / name / "begun_by_one")
     report = {
         "process": me,
+        "gone back": go_back("auto", folder / "gone_back"),
         "messages": messages(),
         "devices": [jax.device_count(), jax.local_device_count()],
         "first": fo.distributed.from_first(f"said by {me.index}"),

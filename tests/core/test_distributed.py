@@ -74,6 +74,13 @@ def test_a_run_goes_on_with_more_processes_or_with_fewer(joined):
     assert_all_close(found, joined_run.simulate("scan", 6))
 
 
+def test_two_processes_go_back_together(joined, tmp_path):
+    """To checkpoints, with clients in a store of two parts, as one process does."""
+    expected = joined_run.go_back("scan", tmp_path)
+    for report in joined[1]:
+        assert_all_close(report["gone back"], expected)
+
+
 def run_ahead(folder):
     """Rows of rounds that no checkpoint knows, as if the other process had died in between."""
     shelf, ids = disk_shelf.DiskShelf(folder, (1, 2)), np.array([1, 5])
