@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 import fedjax_opt as fo
 
@@ -44,7 +45,7 @@ def remembered(patient: bool = True) -> Iterator[Callable[[], None]]:
             raise KeyboardInterrupt
 
     # Where one is ignored, as in the background of a shell, or not this thread's, it stays so.
-    usual = {signal.SIGINT: signal.default_int_handler}
+    usual: dict[int, Any] = {signal.SIGINT: signal.default_int_handler}
     if patient:
         usual[signal.SIGTERM] = signal.SIG_DFL
     taken = []

@@ -51,7 +51,7 @@ def circumstances() -> dict[str, Any]:
 
 
 def of_run(
-    traced: Traced, fixed: Fixed, state: FederatedState, algorithm: Any, **recorded: bool
+    traced: Traced, fixed: Fixed, state: FederatedState, algorithm: Any, **recorded: object
 ) -> dict[str, dict[str, str]]:
     """What makes a run the one that it is, apart from its state.
 
@@ -63,7 +63,7 @@ def of_run(
       fixed: the part that is compiled in.
       state: the state that it starts from; of it, the key.
       algorithm: the algorithm of the first round.
-      recorded: what else decides which columns the history has.
+      recorded: what else decides what the history holds.
 
     Returns:
       By name: `functions`, `code`, `hyperparameters`, `data`, `recorded` and `seed`, texts by path.

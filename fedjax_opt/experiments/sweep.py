@@ -181,7 +181,7 @@ def _chunks(
     rounds: int,
     keep_models: bool,
     unfinished: Unfinished,
-) -> Iterator[tuple[list[Notes], list[Notes]]]:
+) -> Iterator[tuple[list[Notes], Sequence[Notes]]]:
     """Plays one wave after the other; tells after each chunk whose notes have grown, and whose ended."""
     for first in range(0, len(notes), plan.size):
         members = notes[first : first + plan.size]
@@ -247,7 +247,7 @@ def _describe(
 
 
 def _progress(
-    notes: Sequence[Notes], now: list[Notes], ended: list[Notes], rounds: int, seconds: float
+    notes: Sequence[Notes], now: list[Notes], ended: Sequence[Notes], rounds: int, seconds: float
 ) -> Progress:
     return Progress(
         done=sum(rounds if note.failure else note.rounds for note in notes),
@@ -256,7 +256,7 @@ def _progress(
         trials=tuple(note.trial for note in now),
         round=max(note.rounds for note in now),
         records=tuple(note.records[-1] for note in now),
-        models=tuple((note.trial, note.variables) for note in ended),
+        models=tuple((x.trial, x.variables) for x in ended if x.variables is not None),
     )
 
 

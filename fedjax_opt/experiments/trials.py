@@ -87,7 +87,7 @@ class Progress(NamedTuple):
       trials: those that have just come further.
       round: the rounds that they have done, but for those that have just diverged.
       records: their newest records; see `Trials`.
-      models: the trials of a wave that has just ended, each with its final model if that is kept.
+      models: the trials of a wave that has just ended, with their final models, if those are kept.
     """
 
     done: int
@@ -96,7 +96,7 @@ class Progress(NamedTuple):
     trials: tuple[Trial, ...]
     round: int
     records: tuple[dict[str, Any], ...]
-    models: tuple[tuple[Trial, Variables | None], ...] = ()
+    models: tuple[tuple[Trial, Variables], ...] = ()
 
 
 class Notes:
