@@ -44,6 +44,7 @@ _COMMANDS = {
 }
 #: What is said after Ctrl-C.
 KEPT = "What was done is kept."
+_FINISHED_KEPT = "Runs that were finished are kept; of several processes, others begin anew."
 _SHOWN = 20  # points of a sweep in the terminal; all are in the directory
 _LOGGED = 30.0  # seconds between two lines of progress where they go into a file
 
@@ -83,7 +84,8 @@ def run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         if fo.distributed.is_first():
             again = command_line(options.command, experiment, output)
-            print(f"\n{KEPT} To go on: {again}", file=sys.stderr)
+            kept = _FINISHED_KEPT if fo.distributed.is_joined() else KEPT
+            print(f"\n{kept} To go on: {again}", file=sys.stderr)
         raise
     if fo.distributed.is_first():
         _report(options.command, experiment, output)

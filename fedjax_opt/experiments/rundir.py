@@ -57,8 +57,8 @@ class Results(NamedTuple):
 def read(path: str | os.PathLike[str]) -> Results:
     """Reads a run directory, and checks all of it but the models.
 
-    Where several records are of one trial and round (a continued run repeats what came after
-    its state was last written), the last one is given. Of a run that was killed, an incomplete last line is left out.
+    Where several records are of one trial and round (a continued run repeats what came after its state
+    was written), the last one is given. Of a run that was killed, an incomplete last line is left out.
 
     Args:
       path: the directory.
