@@ -15,6 +15,7 @@ from fedjax_opt.cli import main
 from fedjax_opt.cli.experiment_options import command_line
 from fedjax_opt.cli.interrupts import remembered
 from fedjax_opt.experiments import from_toml, outcomes, playing, read, waves
+from fedjax_opt.experiments.rundir import RunDirectory
 from tests.core import problems
 
 SMALL = "--rounds 4 --cohort-size 2 --local-steps 2 --batch-size 4 --evaluate-every 2"
@@ -351,12 +352,13 @@ def test_what_is_compressed_can_be_planned(command):
         ("sweep digits fedavg --grid beta=0.1", "hyperparameter 'beta' is not known"),
         ("compare digits fedavg fedavg", "Give each its own"),
         ("report nowhere", "nowhere holds no run"),
-        ("report .", "It holds others that are runs: "),
+        ("report around", "It holds others that are runs: around/one."),
         ("list ghmb", "Did you mean 'ghbm'?"),
         ("list fedagc", "Did you mean 'fedacg'?"),
     ],
 )
-def test_wrong_input_is_refused_with_what_to_do(command, text, message):
+def test_wrong_input_is_refused_with_what_to_do(command, folder, text, message):
+    RunDirectory(folder / "around" / "one", "rounds = 1").close()
     status, _, errors = command(text)
     assert status == 2
     assert errors.startswith("fedjax-opt: ") and message in errors and errors.count("\n") == 1
