@@ -10,7 +10,8 @@ fedjax-opt compare digits fedavg scaffold fedacg --grid learning_rate=0.1,0.2,0.
     several algorithms, each at its best point, and a page that reports on them
 
 Results are in a directory, written as they come: config.toml, about.json (versions, seeds, status),
-history.jsonl, final models. The same command with the same --output runs what is missing.
+history.jsonl, final models. After Ctrl-C, SIGTERM or a kill the same command with the same --output goes
+on where it was.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from fedjax_opt.experiments.facts import at_edges, edge_note, facts
 from fedjax_opt.experiments.pricing import COLUMNS
 from fedjax_opt.experiments.recipes import load_task
 from fedjax_opt.experiments.rundir import RunDirectory, read
-from fedjax_opt.experiments.sweep import Progress
+from fedjax_opt.experiments.sweep import Progress, remaining
 
 _COMMANDS = {
     "run": "one algorithm on a task, with wrappers, a controller and several seeds",
@@ -42,7 +43,8 @@ _COMMANDS = {
     "compare": "several algorithms on a task, each at its best point, and a page about it",
 }
 #: What is said after Ctrl-C.
-KEPT = "What was done is kept; runs that were cut short will begin anew."
+KEPT = "What was done is kept."
+_FINISHED_KEPT = "Runs that were finished are kept; of several processes, others begin anew."
 _SHOWN = 20  # points of a sweep in the terminal; all are in the directory
 _LOGGED = 30.0  # seconds between two lines of progress where they go into a file
 
@@ -82,7 +84,8 @@ def run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         if fo.distributed.is_first():
             again = command_line(options.command, experiment, output)
-            print(f"\n{KEPT} To go on: {again}", file=sys.stderr)
+            kept = _FINISHED_KEPT if fo.distributed.is_joined() else KEPT
+            print(f"\n{kept} To go on: {again}", file=sys.stderr)
         raise
     if fo.distributed.is_first():
         _report(options.command, experiment, output)
@@ -105,7 +108,7 @@ def _check(command: str, experiment: Experiment) -> None:
 def play(experiment: Experiment, task: Any, setup: Any, directory: RunDirectory) -> None:
     """Plays what is missing, and shows how far it is."""
     total = setup.rounds * sum(len(program.trials) for program in setup.programs)
-    missing = [playing.remaining(p.trials, directory.records, setup.rounds) for p in setup.programs]
+    missing = [remaining(p.trials, directory.records, setup.rounds) for p in setup.programs]
     finished = total - setup.rounds * sum(map(len, missing))
     bar = RoundBar(
         total=total,
@@ -123,7 +126,8 @@ def play(experiment: Experiment, task: Any, setup: Any, directory: RunDirectory)
         bar.update(finished + progress.done - bar.n)
         check_interrupt()
 
-    with bar, remembered() as check_interrupt:
+    # Of several processes each would stop after other rounds, and wait for the others.
+    with bar, remembered(patient=not fo.distributed.is_joined()) as check_interrupt:
         bar.begin_program()
         for _, found in playing.play(experiment, task, setup, directory, show):
             bar.begin_program()

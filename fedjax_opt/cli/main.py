@@ -42,11 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"fedjax-opt: {said(error)}", file=sys.stderr)
         together.leave(2)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("\nfedjax-opt: interrupted", file=sys.stderr, flush=True)
         sys.stdout.flush()
         # At once: an interpreter that tidies up while XLA still computes can crash.
-        os._exit(130)
+        os._exit(error.exit_code if isinstance(error, fo.Interrupted) else 130)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -18,8 +18,8 @@ _STATE, _HISTORY = "state", "history"
 _PRESENT = {"present": np.array(True)}
 
 
-def plain(state: FederatedState) -> dict[str, Any]:
-    """The state as a dict of arrays by their place and path; a key as the words that it holds."""
+def plain(state: Any) -> dict[str, Any]:
+    """A state, or any tree, as a dict of arrays by place and path; a key as the words that it holds."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return {
         f"{i:04d}{jax.tree_util.keystr(path)}": jax.random.key_data(leaf) if _is_key(leaf) else leaf

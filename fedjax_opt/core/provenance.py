@@ -57,7 +57,7 @@ def of_run(
     state: FederatedState,
     algorithm: Any,
     rollback: Any = None,
-    **recorded: bool,
+    **recorded: object,
 ) -> dict[str, dict[str, str]]:
     """What makes a run the one that it is, apart from its state.
 

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fedjax_opt.core import checks
@@ -17,7 +18,9 @@ from fedjax_opt.experiments.pricing import Device, Prices, priced, prices
 from fedjax_opt.experiments.recipes import build, build_controller, controls_rate
 from fedjax_opt.experiments.rundir import RunDirectory
 from fedjax_opt.experiments.search import Range, expand, sample
-from fedjax_opt.experiments.sweep import Progress, Trial, Trials, remaining, run_trials
+from fedjax_opt.experiments.sweep import Progress, Trial, Trials, run_trials
+from fedjax_opt.experiments.trials import finished
+from fedjax_opt.experiments.unfinished import Unfinished
 from fedjax_opt.tasks import Task
 
 # Controllers that watch a plateau need examples to watch it on.
@@ -154,9 +157,16 @@ def play(
       >>> ex.read(home).records[0]["participations"]
       10
     """
+    done = finished(directory.records, setup.rounds)
+    # Several processes would all have to go on from the same round: there a run begins anew.
+    unfinished = Unfinished(directory.unfinished if jax.process_count() == 1 else None, done)
 
     def noted(program: Program) -> Callable[[Progress], None]:
         def note(progress: Progress) -> None:
+            for trial, variables in progress.models:
+                if trial.seed == experiment.seeds[0]:
+                    directory.save_model(model_name(trial), variables)
+            # Last: it says that the trials are finished.
             directory.append([priced(record, program.price) for record in progress.records])
             if on_chunk is not None:
                 on_chunk(progress)
@@ -164,17 +174,13 @@ def play(
         return note
 
     for program in setup.programs:
-        trials = remaining(program.trials, directory.records, setup.rounds)
-        if not trials:
+        if all(trial.identity in done for trial in program.trials):
             continue
         found = run_trials(
-            task.model, task.data, trials, rounds=setup.rounds, settings=program.settings,
+            task.model, task.data, program.trials, rounds=setup.rounds, settings=program.settings,
             test=setup.test, client_test=task.client_test, evaluate_every=experiment.evaluate_every,
-            on_chunk=noted(program),
+            on_chunk=noted(program), unfinished=unfinished,
         )  # fmt: skip
-        for trial, variables in zip(found.trials, found.variables, strict=True):
-            if trial.seed == experiment.seeds[0] and variables is not None:
-                directory.save_model(model_name(trial), variables)
         yield program, found
 
 

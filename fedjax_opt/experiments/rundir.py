@@ -4,6 +4,7 @@ config.toml       what was run
 about.json        status, seconds, seeds, versions, machine, facts of the task
 history.jsonl     one line for each trial and evaluated round
 models/LABEL.npz  final models, arrays by the paths of their leaves
+unfinished/       while it lasts: the runs that are being played, to go on with them
 """
 
 import contextlib
@@ -26,10 +27,11 @@ import numpy as np
 
 import fedjax_opt
 from fedjax_opt.core import Variables, checks
-from fedjax_opt.experiments import files, model_files
+from fedjax_opt.experiments import files, model_files, unfinished
 from fedjax_opt.experiments.model_files import read_model as read_model
 
 _CONFIG, _ABOUT, _HISTORY = "config.toml", "about.json", "history.jsonl"
+_UNFINISHED = "unfinished"
 _FORMAT, _VERSION = "fedjax_opt run", 1
 # What every record has.
 _KINDS = {"label": str, "hyperparameters": dict, "seed": int, "round": int}
@@ -55,8 +57,8 @@ class Results(NamedTuple):
 def read(path: str | os.PathLike[str]) -> Results:
     """Reads a run directory, and checks all of it but the models.
 
-    Where several records are of one trial and round (a continued run repeats the trials that were cut
-    short), the last one is given. Of a run that was killed, an incomplete last line is left out.
+    Where several records are of one trial and round (a continued run repeats what came after its state
+    was written), the last one is given. Of a run that was killed, an incomplete last line is left out.
 
     Args:
       path: the directory.
@@ -122,6 +124,7 @@ class RunDirectory:
     Attributes:
       path: the directory.
       records: the records that it held when it was opened.
+      unfinished: where the runs that are being played are kept; see `Unfinished`.
 
     Example:
       >>> import pathlib, tempfile
@@ -144,6 +147,7 @@ class RunDirectory:
     ) -> None:
         self.path = pathlib.Path(path)
         self.records: list[dict[str, Any]] = []
+        self.unfinished = self.path / _UNFINISHED
         self._opened = time.perf_counter()
         with files.explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -189,6 +193,8 @@ class RunDirectory:
         """
         checks.choice("status", status, ("finished", "interrupted", "failed"))
         with contextlib.closing(self._lines):
+            if status == "finished":
+                unfinished.clear(self.unfinished)
             self._note(status)
 
     def _note(self, status: str) -> None:

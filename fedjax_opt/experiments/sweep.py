@@ -3,18 +3,30 @@
 import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.core import Model, NonFiniteLossError, Strategy, checks, init_state, run_rounds
+from fedjax_opt.core import (
+    Model,
+    NonFiniteLossError,
+    Strategy,
+    checks,
+    controller,
+    init_state,
+    provenance,
+    run_rounds,
+)
 from fedjax_opt.core.controller import first_algorithm
+from fedjax_opt.core.identity import identify
 from fedjax_opt.core.preparation import prepare
 from fedjax_opt.core.strategies import place
 from fedjax_opt.core.streaming import on_host
 from fedjax_opt.experiments import waves
+from fedjax_opt.experiments.axes import OF_THE_RUN, axis_of, check_values, point, rows_of
 from fedjax_opt.experiments.search import Range as Range
 from fedjax_opt.experiments.search import expand as expand
 from fedjax_opt.experiments.search import sample as sample
@@ -23,9 +35,8 @@ from fedjax_opt.experiments.trials import Progress as Progress
 from fedjax_opt.experiments.trials import Trial as Trial
 from fedjax_opt.experiments.trials import Trials as Trials
 from fedjax_opt.experiments.trials import remaining as remaining
+from fedjax_opt.experiments.unfinished import Unfinished
 
-# Hyperparameters of the run itself, which `build` does not see.
-_OF_THE_RUN = ("local_steps", "local_epochs")
 # What a setting is where nothing is said: as in `run_rounds`.
 _DEFAULTS: dict[str, Any] = {
     name: parameter.default
@@ -57,6 +68,7 @@ def run_trials(
     keep_models: bool = True,
     on_chunk: Callable[[Progress], Any] | None = None,
     on_nonfinite: str = "keep",
+    unfinished: Unfinished | None = None,
 ) -> Trials:
     """Runs trials that differ in hyperparameters and seeds as one compiled program.
 
@@ -86,6 +98,9 @@ def run_trials(
       on_chunk: called with a `Progress` after each chunk.
       on_nonfinite: 'keep' the last good state of a trial that diverges and go on with the others, or
         'raise' a `NonFiniteLossError` whose `result` holds the `Trials` so far.
+      unfinished: where the wave that is being played is kept on the disk, and which trials were finished
+        before: those are not played again and not among the `Trials`, and the others go on where they
+        were, bit for bit.
 
     Returns:
       The `Trials`.
@@ -113,8 +128,8 @@ def run_trials(
     rounds = checks.integer("rounds", rounds, low=1)
     length = min(checks.integer("evaluate_every", evaluate_every, low=1), rounds)
     checks.choice("on_nonfinite", on_nonfinite, ("keep", "raise"))
-    axis, constants = _axis(trials)
-    _check_values(trials, axis)
+    axis, constants = axis_of(trials)
+    check_values(trials, axis)
     shared, fixed, clients = _prepare(model, data, trials, settings, test)
     if client_test is not None:
         if len(client_test.sizes) != len(data.sizes):
@@ -129,25 +144,30 @@ def run_trials(
         return waves.Setup(trials[0].build, constants, chosen, plan.trials, length)
 
     def needed_bytes(plan: waves.Plan) -> int:
-        return waves.needed_bytes(shared, _rows(axis, range(plan.size)), setup(plan))
+        return waves.needed_bytes(shared, rows_of(axis, range(plan.size)), setup(plan))
 
     options = waves.plans(strategy, clients, len(trials), shared.traced.sampler.size)
     shared = place(shared, options[0].meshed)  # which is the same for all
+    unfinished = Unfinished(None) if unfinished is None else unfinished
     notes = [Notes(trial) for trial in trials]
+    asked = [note for note in notes if note.trial.identity not in unfinished.finished]
 
     def so_far() -> Trials:
-        return collect(notes, rounds, length, time.perf_counter() - started)
+        return collect(asked, rounds, length, time.perf_counter() - started)
 
     try:
         plan = waves.fit(options, needed_bytes, memory)
-        for now in _chunks(shared, axis, plan, setup(plan), notes, rounds, keep_models):
+        for now, ended in _chunks(
+            shared, axis, plan, setup(plan), notes, rounds, keep_models, unfinished
+        ):
             if on_chunk is not None:
-                on_chunk(_progress(notes, now, rounds, time.perf_counter() - started))
+                on_chunk(_progress(asked, now, ended, rounds, time.perf_counter() - started))
             failed = [note for note in now if note.failure]
             if failed and on_nonfinite == "raise":
                 message, result = f"{failed[0].trial.identity}: {failed[0].failure}", so_far()
                 raise NonFiniteLossError(message, cast(Any, result))
     except KeyboardInterrupt:
+        unfinished.save()
         raise Interrupted(so_far()) from None
     return so_far()
 
@@ -160,35 +180,75 @@ def _chunks(
     notes: Sequence[Notes],
     rounds: int,
     keep_models: bool,
-) -> Iterator[list[Notes]]:
-    """Plays one wave after the other, and tells after each chunk whose notes have grown."""
+    unfinished: Unfinished,
+) -> Iterator[tuple[list[Notes], Sequence[Notes]]]:
+    """Plays one wave after the other; tells after each chunk whose notes have grown, and whose ended."""
     for first in range(0, len(notes), plan.size):
         members = notes[first : first + plan.size]
-        wave = _rows(axis, range(first, first + plan.size))
+        asked = [note for note in members if note.trial.identity not in unfinished.finished]
+        if not asked:
+            continue
+        wave = rows_of(axis, range(first, first + plan.size))
         states = waves.begin(shared, wave, setup=setup)
         if plan.trials.mesh is None:  # else they are where they belong
             states = place(states, plan.clients)
+        play = partial(waves.play, shared, wave, setup=setup)
+        states, told = unfinished.begin(
+            [note.trial.identity for note in members],
+            states,
+            partial(_describe, shared, setup, notes[0].trial, rounds),
+            lambda states, play=play: jax.eval_shape(play, states, np.int32(0))[1:],
+        )
         for played in range(0, rounds, setup.length):
             count = min(setup.length, rounds - played)
-            states, *seen = waves.play(shared, wave, states, np.int32(count), setup=setup)
-            seen = jax.device_get(seen)
-            grown = []
-            for i, note in enumerate(members):
-                if not note.failure:
-                    infos, evaluation = jax.tree.map(lambda x, i=i: x[i], seen)
-                    note.add(infos, count, evaluation)
-                    grown.append(note)
-            ended = played + count == rounds or all(note.failure for note in members)
+            if told:
+                grown = _grow(members, told.pop(0), count)
+                if not told:  # of the last chunk alone nobody may have heard
+                    yield [note for note in grown if note in asked], []
+                continue
+            unfinished.let_go()
+            states, *seen = play(states, np.int32(count))
+            seen = jax.device_get(tuple(seen))
+            grown = [note for note in _grow(members, seen, count) if note in asked]
+            ended = played + count == rounds or all(note.failure for note in asked)
             if ended and keep_models:
                 models = jax.device_get(states.variables)
                 for i, note in enumerate(members):
                     note.variables = jax.tree.map(lambda x, i=i: x[i], models)
-            yield grown
+            if not ended:
+                unfinished.keep(states, seen)
+            yield grown, members if ended else []
             if ended:
+                unfinished.end()
                 break
 
 
-def _progress(notes: Sequence[Notes], now: list[Notes], rounds: int, seconds: float) -> Progress:
+def _grow(members: Sequence[Notes], seen: Any, count: int) -> list[Notes]:
+    """Writes a chunk down for those who had not diverged before, and gives their notes."""
+    grown = []
+    for i, note in enumerate(members):
+        if not note.failure:
+            infos, evaluation = jax.tree.map(lambda x, i=i: x[i], seen)
+            note.add(infos, count, evaluation)
+            grown.append(note)
+    return grown
+
+
+def _describe(
+    shared: waves.Shared, setup: waves.Setup, trial: Trial, rounds: int, states: Any
+) -> dict[str, Any]:
+    """What makes a wave the one that it is, apart from which trials it holds."""
+    traced = shared.traced._replace(algorithm=controller.as_setting(trial.build(point(trial))))
+    found = provenance.of_run(
+        shared.traced, setup.fixed, states, waves.first_algorithm(traced), rounds=rounds
+    )
+    tested = identify(test=shared.test, client_test=shared.client_test).values
+    return found | {"data": found["data"] | tested}
+
+
+def _progress(
+    notes: Sequence[Notes], now: list[Notes], ended: Sequence[Notes], rounds: int, seconds: float
+) -> Progress:
     return Progress(
         done=sum(rounds if note.failure else note.rounds for note in notes),
         total=rounds * len(notes),
@@ -196,6 +256,7 @@ def _progress(notes: Sequence[Notes], now: list[Notes], rounds: int, seconds: fl
         trials=tuple(note.trial for note in now),
         round=max(note.rounds for note in now),
         records=tuple(note.records[-1] for note in now),
+        models=tuple((x.trial, x.variables) for x in ended if x.variables is not None),
     )
 
 
@@ -214,14 +275,14 @@ def _prepare(
         raise ValueError(
             f"settings must be arguments of run_rounds ({', '.join(_DEFAULTS)}), got {unknown[0]!r}."
         )
-    own = {k: v for k, v in trials[0].hyperparameters.items() if k in _OF_THE_RUN}
+    own = {k: v for k, v in trials[0].hyperparameters.items() if k in OF_THE_RUN}
     chosen: dict[str, Any] = {**_DEFAULTS, **settings}
-    chosen |= dict.fromkeys(_OF_THE_RUN) | own if own else {}
+    chosen |= dict.fromkeys(OF_THE_RUN) | own if own else {}
     if isinstance(chosen["local_steps"], (int, np.integer)):
         checks.integer("local_steps", chosen["local_steps"], low=1)
         chosen["local_steps"] = jnp.asarray(chosen["local_steps"], jnp.int32)  # as simulate has it
     clients = chosen.pop("strategy")
-    algorithm = trials[0].build(_point(trials[0]))
+    algorithm = trials[0].build(point(trials[0]))
     first = first_algorithm(algorithm, chosen["learning_rate"])
     batch_size = checks.integer("batch_size", chosen["batch_size"], low=1)
     batch = jax.tree.map(lambda x: jnp.asarray(x[:batch_size]), data.examples)
@@ -236,54 +297,3 @@ def _prepare(
         strategy="scan", **chosen,
     )  # fmt: skip
     return waves.Shared(traced._replace(algorithm=()), test), fixed, clients
-
-
-def _point(trial: Trial) -> dict[str, Any]:
-    """The hyperparameters that `build` sees."""
-    return {k: v for k, v in trial.hyperparameters.items() if k not in _OF_THE_RUN}
-
-
-def _axis(trials: Sequence[Trial]) -> tuple[waves.Axis, tuple[tuple[str, Any], ...]]:
-    """What differs between trials as arrays, and the hyperparameters that do not differ."""
-    varying, constants, steps = {}, [], ()
-    for name, first in trials[0].hyperparameters.items():
-        values = [trial.hyperparameters[name] for trial in trials]
-        if name in _OF_THE_RUN:
-            steps = np.array([checks.integer(name, value, low=1) for value in values], np.int32)
-        elif all(value == first for value in values):
-            constants.append((name, tuple(first) if isinstance(first, list) else first))
-        else:
-            for value in values:
-                if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
-                    raise ValueError(
-                        f"hyperparameter {name!r} differs between trials and so must be a number, got"
-                        f" {value!r}. Call run_trials for each of its values."
-                    )
-            varying[name] = np.array(values, jnp.result_type(float))
-    # Made here, not in the program, where a large seed would be another one.
-    keys = [np.asarray(jax.random.key_data(jax.random.key(trial.seed))) for trial in trials]
-    return waves.Axis(np.stack(keys), varying, steps), tuple(constants)
-
-
-def _check_values(trials: Sequence[Trial], axis: waves.Axis) -> None:
-    """Builds each algorithm once from plain numbers, which it can check, and then from traced ones."""
-    for trial in trials:
-        trial.build(_point(trial))
-    for name in axis.varying:
-
-        def probe(value, name=name):
-            trials[0].build(_point(trials[0]) | {name: value})
-
-        try:
-            jax.eval_shape(probe, jnp.ones(()))
-        except Exception as error:  # its kind depends on what an algorithm does with a number
-            raise ValueError(
-                f"hyperparameter {name!r} differs between trials, but decides the structure of the"
-                " program, so its values cannot share one. Call run_trials for each of them."
-            ) from error
-
-
-def _rows(axis: waves.Axis, rows: range) -> waves.Axis:
-    """Some of the trials; past the end, the last one again."""
-    places = np.minimum(rows, len(axis.key) - 1)
-    return jax.tree.map(lambda x: x[places], axis)

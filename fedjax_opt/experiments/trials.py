@@ -87,6 +87,7 @@ class Progress(NamedTuple):
       trials: those that have just come further.
       round: the rounds that they have done, but for those that have just diverged.
       records: their newest records; see `Trials`.
+      models: the trials of a wave that has just ended, with their final models, if those are kept.
     """
 
     done: int
@@ -95,6 +96,7 @@ class Progress(NamedTuple):
     trials: tuple[Trial, ...]
     round: int
     records: tuple[dict[str, Any], ...]
+    models: tuple[tuple[Trial, Variables], ...] = ()
 
 
 class Notes:
@@ -196,12 +198,17 @@ def remaining(
       >>> [trial.seed for trial in remaining(trials, records, rounds=50)]
       [1]
     """
-    done = {
+    done = finished(records, rounds)
+    return [trial for trial in trials if trial.identity not in done]
+
+
+def finished(records: Iterable[Mapping[str, Any]], rounds: int) -> set[str]:
+    """The identities of trials that records show to have been finished, or to have diverged."""
+    return {
         _identity(record["label"], record["hyperparameters"], record["seed"])
         for record in records
         if record["round"] >= rounds or "diverged" in record
     }
-    return [trial for trial in trials if trial.identity not in done]
 
 
 def check_trials(trials: Iterable[Trial]) -> tuple[Trial, ...]:

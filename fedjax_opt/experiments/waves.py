@@ -191,7 +191,7 @@ def begin(shared: Shared, wave: Axis, setup: Setup) -> Any:
 
     def one(shared, trial):
         traced = _traced(setup, shared, trial)
-        algorithm = _first_algorithm(traced)
+        algorithm = first_algorithm(traced)
         batch_size = setup.fixed.batch_size
         sample = jax.tree.map(lambda x: x[:batch_size], traced.data.examples)
         key = jax.random.wrap_key_data(trial.key)
@@ -231,7 +231,7 @@ def play(shared: Shared, wave: Axis, states: Any, count: Any, setup: Setup) -> t
         if shared.test is not None:
             found = evaluate(fixed.model, state.variables, shared.test)
         if shared.client_test is not None:
-            own = personal_variables(_first_algorithm(traced), state)
+            own = personal_variables(first_algorithm(traced), state)
             users = _of_users(fixed.model, own, shared.client_test, fixed.batch_size)
             found = {f"global_{name}": value for name, value in found.items()} | users
         return (), (state, infos, found)
@@ -246,7 +246,8 @@ def _traced(setup: Setup, shared: Shared, trial: Axis) -> Traced:
     return traced if isinstance(trial.steps, tuple) else traced._replace(local_steps=trial.steps)
 
 
-def _first_algorithm(traced: Traced) -> Any:
+def first_algorithm(traced: Traced) -> Any:
+    """The algorithm of the first round."""
     rate = traced.learning_rate
     rate = None if isinstance(rate, tuple) and not rate else rate
     return controller.first_algorithm(traced.algorithm, rate)

@@ -1,6 +1,7 @@
 """`fedjax-opt run`, `sweep`, `compare`, `report` and `list` as a person uses them, in this process."""
 
 import contextlib
+import functools
 import json
 import shlex
 import signal
@@ -13,7 +14,9 @@ import fedjax_opt as fo
 from fedjax_opt.cli import main
 from fedjax_opt.cli.experiment_options import command_line
 from fedjax_opt.cli.interrupts import remembered
-from fedjax_opt.experiments import from_toml, outcomes, read
+from fedjax_opt.experiments import from_toml, outcomes, playing, read, waves
+from fedjax_opt.experiments.rundir import RunDirectory
+from tests.core import problems
 
 SMALL = "--rounds 4 --cohort-size 2 --local-steps 2 --batch-size 4 --evaluate-every 2"
 TASK = "'digits(num_clients=6)'"
@@ -156,8 +159,6 @@ def test_controllers_change_steps_and_rates(command, folder, controller, name):
 @pytest.mark.slow
 def test_an_interrupted_run_is_kept_and_continued(command, folder, monkeypatch):
     """Ctrl-C after the first program; the same command plays only what is missing."""
-    from fedjax_opt.experiments import playing
-
     text = f"compare {TASK} fedavg 'far: fedavg(learning_rate=0.05)' {SMALL} --output broken"
     original, played = playing.run_trials, []
 
@@ -186,10 +187,60 @@ def usual_ctrl_c():
     signal.signal(signal.SIGINT, before)
 
 
+def test_an_interrupted_sweep_goes_on_in_the_middle_of_a_run(command, folder, monkeypatch):
+    """SIGTERM comes while rounds are played: these are kept, and none is played twice."""
+    text = f"sweep {TASK} fedavg {SMALL} --grid learning_rate=0.1,0.3 --seeds 0,1 --output "
+    # Two waves, so that one is finished, and in the other one half of the rounds are done.
+    by_two = functools.partial(playing.run_trials, strategy=fo.Strategy("chunked", 2))
+    monkeypatch.setattr(playing, "run_trials", by_two)
+    assert command(text + "whole")[0] == 0
+    original, played = waves.play, []
+
+    def play(*arguments, **rest):
+        played.append(arguments)
+        if len(played) == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return original(*arguments, **rest)
+
+    with pytest.raises(SystemExit) as ending, monkeypatch.context() as patch:
+        patch.setattr(waves, "play", play)
+        patch.setattr("os._exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
+        main(shlex.split(text + "cut"))
+    assert ending.value.code == 143 and len(played) == 3
+    cut = folder / "cut"
+    assert read(cut).about["status"] == "interrupted"
+    assert [path.name for path in (cut / "unfinished").iterdir()] == ["1"]
+    monkeypatch.setattr(waves, "play", play)
+    ended, _, errors = command(text + "cut")
+    assert ended == 0 and "is not used" not in errors
+    assert len(played) == 5, "of which one only tells its shapes"
+    found, whole = read(cut), read(folder / "whole")
+    assert found.about["status"] == "finished" and not (cut / "unfinished").exists()
+    assert found.records == whole.records
+    assert found.labels == whole.labels and len(found.labels) == 2
+    for path in (cut / "models").iterdir():
+        with np.load(path) as model, np.load(folder / "whole" / "models" / path.name) as other:
+            problems.assert_identical(dict(model), dict(other))
+
+
+def test_patience_ends_with_the_second_ctrl_c(usual_ctrl_c, capsys):
+    with pytest.raises(KeyboardInterrupt), remembered():
+        signal.raise_signal(signal.SIGINT)  # before anything was begun
+    with remembered() as check:
+        check()
+        signal.raise_signal(signal.SIGINT)
+        assert "Stopping after these rounds" in capsys.readouterr().err
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), remembered(patient=False) as check:
+        check()
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def test_a_lost_ctrl_c_is_found_again(usual_ctrl_c):
     """Python ignores an exception in a callback of the garbage collector; the signal is remembered."""
     with remembered() as check:
-        check()
         with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
@@ -301,12 +352,13 @@ def test_what_is_compressed_can_be_planned(command):
         ("sweep digits fedavg --grid beta=0.1", "hyperparameter 'beta' is not known"),
         ("compare digits fedavg fedavg", "Give each its own"),
         ("report nowhere", "nowhere holds no run"),
-        ("report .", "It holds others that are runs: "),
+        ("report around", "It holds others that are runs: around/one."),
         ("list ghmb", "Did you mean 'ghbm'?"),
         ("list fedagc", "Did you mean 'fedacg'?"),
     ],
 )
-def test_wrong_input_is_refused_with_what_to_do(command, text, message):
+def test_wrong_input_is_refused_with_what_to_do(command, folder, text, message):
+    RunDirectory(folder / "around" / "one", "rounds = 1").close()
     status, _, errors = command(text)
     assert status == 2
     assert errors.startswith("fedjax-opt: ") and message in errors and errors.count("\n") == 1
