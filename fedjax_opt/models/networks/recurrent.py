@@ -86,8 +86,12 @@ def _gru_derivative(primals, tangents):
         d_h = (1 - z) * d_n + z * d_h + (h - n) * (z * (1 - z)) * (d_az + u_z)
         return d_h, d_h
 
-    start = jnp.zeros_like(states[0])
-    return states, jax.lax.scan(step, start, (d_all, (before, r, z, n, q)))[1]
+    def all_steps(d_all):
+        return jax.lax.scan(step, jnp.zeros_like(states[0]), (d_all, (before, r, z, n, q)))[1]
+
+    # It is linear, so that its derivative is itself; older versions of JAX transpose no other scan.
+    nowhere = jax.tree.map(jnp.zeros_like, d_all)
+    return states, jax.jvp(all_steps, (nowhere,), (d_all,))[1]
 
 
 class LSTMLayer(nn.Module):
