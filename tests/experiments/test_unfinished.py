@@ -112,7 +112,7 @@ def test_what_was_finished_keeps_its_place(expected, played, tmp_path):
     assert len(played) < 4
 
 
-def test_who_diverged_before_is_not_told_again(expected, tmp_path):
+def test_who_diverged_before_is_not_told_again(tmp_path):
     folder, told = tmp_path / "unfinished", []
     trials = TRIALS[2:]  # one wave, of which two diverge
     interrupted(folder, 3, told=told, trials=trials)
@@ -121,9 +121,10 @@ def test_who_diverged_before_is_not_told_again(expected, tmp_path):
     again = []
     found = sweep(trials, unfinished=Unfinished(folder, done), on_chunk=again.append)
     assert found.trials == tuple(trials[:2])
-    assert_same(found, expected[0], slice(2, 4))
+    whole = sweep(trials)  # fewer trials are another program, which may round differently
+    assert_same(found, whole, slice(0, 2))
     assert [p.trials for p in again] == [tuple(trials[:2])] * 2
-    models = dict(zip(map(str, expected[0].trials), expected[0].variables, strict=True))
+    models = dict(zip(map(str, whole.trials), whole.variables, strict=True))
     assert [trial for trial, _ in again[-1].models] == trials, "whose models are kept nevertheless"
     for trial, variables in again[-1].models:
         problems.assert_identical(variables, models[str(trial)])
