@@ -29,18 +29,19 @@ def parted(flat: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The arrays of a plain state that are whole, and copies of this process's pieces of the others."""
     whole = {name: leaf for name, leaf in flat.items() if not is_divided(leaf)}
     pieces = [
-        {
-            "array": name,
-            "start": [part.start or 0 for part in shard.index],
-            "shape": list(shard.data.shape),
-            "bytes": np.asarray(shard.data).tobytes(),
-        }
+        copied(name, shard.data, [part.start or 0 for part in shard.index])
         for name, leaf in flat.items()
         if name not in whole
         for shard in leaf.addressable_shards
         if shard.replica_id == 0  # of equal pieces one is written
     ]
     return whole, pieces
+
+
+def copied(name: str, array: Any, start: list[int]) -> dict[str, Any]:
+    """A copy of a part of an array, which begins at some place of it."""
+    content = np.asarray(array).tobytes()
+    return {"array": name, "start": start, "shape": list(array.shape), "bytes": content}
 
 
 def write(folder: pathlib.Path, pieces: list[dict[str, Any]]) -> str:

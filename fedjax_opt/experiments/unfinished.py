@@ -207,16 +207,8 @@ def _leaves(tree: Any) -> dict[str, str]:
 
 def _pieces(tree: Any) -> list[dict[str, Any]]:
     """Every array as one piece; an empty one needs none."""
-    return [
-        {
-            "array": name,
-            "start": [0] * leaf.ndim,
-            "shape": list(leaf.shape),
-            "bytes": np.asarray(leaf).tobytes(),
-        }
-        for name, leaf in checkpoint_trees.plain(tree).items()
-        if leaf.size
-    ]
+    flat = checkpoint_trees.plain(tree).items()
+    return [checkpoint_pieces.copied(name, x, [0] * x.ndim) for name, x in flat if x.size]
 
 
 def _as_before(array: Any, leaf: Any) -> Any:
