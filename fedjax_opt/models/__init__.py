@@ -3,8 +3,6 @@
 from fedjax_opt.models.bag_of_words import bag_of_words as bag_of_words
 from fedjax_opt.models.classifier import classifier as classifier
 from fedjax_opt.models.classifier import cross_entropy as cross_entropy
-from fedjax_opt.models.convolution import avg_pool as avg_pool
-from fedjax_opt.models.convolution import max_pool as max_pool
 from fedjax_opt.models.convolution import patch_conv as patch_conv
 from fedjax_opt.models.deep_images import mobilenet_v2 as mobilenet_v2
 from fedjax_opt.models.deep_images import resnet18 as resnet18
@@ -21,6 +19,9 @@ from fedjax_opt.models.language import stack_overflow_lstm as stack_overflow_lst
 from fedjax_opt.models.linen import from_linen as from_linen
 from fedjax_opt.models.mlp import mlp as mlp
 from fedjax_opt.models.nnx import from_nnx as from_nnx
+from fedjax_opt.models.pooling import avg_pool as avg_pool
+from fedjax_opt.models.pooling import max_pool as max_pool
 from fedjax_opt.models.preprocessed import preprocessed as preprocessed
 from fedjax_opt.models.pytree import from_pytree as from_pytree
 from fedjax_opt.models.sequences import sequence_cross_entropy as sequence_cross_entropy
+from fedjax_opt.models.thin_product import thin_dot as thin_dot

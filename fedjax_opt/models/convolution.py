@@ -1,4 +1,4 @@
-"""Convolution and pooling for compiled loops on CPUs.
+"""Convolution for compiled loops on CPUs.
 
 XLA runs a convolution about ten times slower inside a compiled loop than outside one on CPUs, and all
 local steps of a client are inside one. Here the input is unfolded into patches by slices, and the
@@ -14,21 +14,24 @@ Chellapilla, Puri and Simard, High performance convolutional neural networks for
 """
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from fedjax_opt.models import winograd
+from fedjax_opt.models.windows import pad, windows
 
 # The weight gradient contracts over batch and positions, which is long. That product alone is faster as
 # this many shorter ones, summed; in a whole training step the gain is within the noise.
 _PRODUCTS = 8
+
+# A width of the kernel -> from how many input channels on the zeros that pairs of outputs are multiplied
+# by cost more than their patches save.
+_CHANNELS_OF_PAIRS = {3: 16, 5: 128, 7: 128}
 
 
 def patch_conv(
@@ -98,14 +101,16 @@ def patch_conv(
     if jax.default_backend() != "cpu" or 0 in (*expected.shape, *rhs.shape):
         return ordinary(lhs, rhs)
     kernel, outputs = rhs.shape[:-2], expected.shape[1:-1]
-    padded = _pad(lhs, 0, kernel, window_strides, padding, dilation)
+    padded = pad(lhs, 0, kernel, window_strides, padding, dilation)
     if winograd.is_better(rhs, window_strides, dilation, feature_group_count, expected.dtype):
         return winograd.winograd_conv(padded, rhs, precision)
-    windows = _windows(padded, kernel, outputs, window_strides, dilation)
+    if feature_group_count == 1 and _pairs_are_better(rhs, window_strides, dilation):
+        return _in_pairs(padded, rhs, window_strides, dilation, precision, expected)
+    parts = windows(padded, kernel, outputs, window_strides, dilation)
     if feature_group_count == 1:
-        found = _dense(windows, rhs, precision, expected.dtype)
+        found = _dense(parts, rhs, precision, expected.dtype)
     else:
-        found = _grouped(windows, rhs, feature_group_count, precision, expected.dtype)
+        found = _grouped(parts, rhs, feature_group_count, precision, expected.dtype)
     return found.reshape(expected.shape)
 
 
@@ -120,6 +125,31 @@ def _dense(windows, kernel, precision, dtype):
         precision=precision,
         preferred_element_type=dtype,
     )
+
+
+def _pairs_are_better(kernel, strides, dilation):
+    *_, width, inputs, _ = kernel.shape
+    return strides[-1] == dilation[-1] == 1 and inputs < _CHANNELS_OF_PAIRS.get(width, 0)
+
+
+def _in_pairs(x, kernel, strides, dilation, precision, expected):
+    """Neighbours along the last axis as one entry of twice the features, of which a kernel of twice the
+    features makes two outputs: half as many patches, and longer pieces of memory to make them of."""
+    *_, width, inputs, features = kernel.shape
+    *others, count = expected.shape[1:-1]
+    x = pad(x, 0, (), (), [(0, 0)] * len(others) + [(0, count % 2)], ())
+    x = x.reshape(*x.shape[:-2], x.shape[-2] // 2, 2 * inputs)
+    # [[w0 0] [w1 w0] [w2 w1] [0 w2]] for a width of 3: the left column is for the left output.
+    rows = kernel.reshape(-1, width * inputs, features)
+    left = jnp.pad(rows, ((0, 0), (0, inputs), (0, 0)))
+    right = jnp.pad(rows, ((0, 0), (inputs, 0), (0, 0)))
+    both = jnp.concatenate([left, right], axis=-1)
+    both = both.reshape(*kernel.shape[:-3], (width + 1) // 2, 2 * inputs, 2 * features)
+    outputs = (*others, (count + 1) // 2)
+    parts = windows(x, both.shape[:-2], outputs, strides, dilation)
+    found = _dense(parts, both, precision, expected.dtype)
+    found = found.reshape(expected.shape[0], *others, -1, features)
+    return lax.slice_in_dim(found, 0, count, axis=-2)
 
 
 def _grouped(windows, kernel, groups, precision, dtype):
@@ -137,135 +167,6 @@ def _grouped(windows, kernel, groups, precision, dtype):
     return jnp.einsum(
         "nkgi,kigo->ngo", patches, kernel, precision=precision, preferred_element_type=dtype
     )
-
-
-def max_pool(
-    inputs: jax.Array,
-    window_shape: Sequence[int],
-    strides: Sequence[int] | None = None,
-    padding: str | Sequence[tuple[int, int]] = "VALID",
-) -> jax.Array:
-    """The maximum over windows, without the windowed reduction that is slow inside compiled loops.
-
-    Takes the place of `flax.linen.max_pool`. Where several inputs share the maximum, they share its
-    gradient.
-
-    Args:
-      inputs: `[..., spatial..., features]`.
-      window_shape: the size of a window along each spatial axis.
-      strides: the distance between windows along each spatial axis; 1 unless given, as in Flax.
-      padding: 'SAME', 'VALID', or (before, after) for each spatial axis. Padding is never a maximum.
-
-    Returns:
-      `[..., windows..., features]`.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> import fedjax_opt as fo
-      >>> x = jnp.arange(16.0).reshape(1, 4, 4, 1)
-      >>> fo.models.max_pool(x, (2, 2), strides=(2, 2))[0, :, :, 0].tolist()
-      [[5.0, 7.0], [13.0, 15.0]]
-    """
-    lowest = -jnp.inf if jnp.issubdtype(inputs.dtype, jnp.floating) else jnp.iinfo(inputs.dtype).min
-    return _pool(inputs, window_shape, strides, padding, lowest, jnp.max, jnp.maximum)
-
-
-def avg_pool(
-    inputs: jax.Array,
-    window_shape: Sequence[int],
-    strides: Sequence[int] | None = None,
-    padding: str | Sequence[tuple[int, int]] = "VALID",
-    count_include_pad: bool = True,
-) -> jax.Array:
-    """The mean over windows, without the windowed reduction that is slow inside compiled loops.
-
-    Takes the place of `flax.linen.avg_pool`.
-
-    Args:
-      inputs: `[..., spatial..., features]`.
-      window_shape: the size of a window along each spatial axis.
-      strides: the distance between windows along each spatial axis; 1 unless given, as in Flax.
-      padding: 'SAME', 'VALID', or (before, after) for each spatial axis.
-      count_include_pad: whether padding counts as zeros in the mean, or not at all.
-
-    Returns:
-      `[..., windows..., features]`.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> import fedjax_opt as fo
-      >>> x = jnp.arange(16.0).reshape(1, 4, 4, 1)
-      >>> fo.models.avg_pool(x, (2, 2), strides=(2, 2))[0, :, :, 0].tolist()
-      [[2.5, 4.5], [10.5, 12.5]]
-    """
-    total = _pool(inputs, window_shape, strides, padding, 0, jnp.sum, jnp.add)
-    if count_include_pad:
-        return total / math.prod(window_shape)
-    ones = jnp.ones_like(inputs)
-    return total / _pool(ones, window_shape, strides, padding, 0, jnp.sum, jnp.add)
-
-
-def _pool(x, window, strides, padding, fill, reduce, combine):
-    axes = len(window) if np.ndim(window) == 1 else 0
-    strides = (1,) * axes if strides is None else strides
-    if not 0 < axes < x.ndim or np.shape(strides) != (axes,) or min(*window, *strides) < 1:
-        raise ValueError(
-            f"window_shape and strides must have one positive entry per spatial axis of inputs"
-            f" [..., spatial..., features], got {window!r} and {strides!r} for shape"
-            f" {list(x.shape)}."
-        )
-    shape = x.shape
-    flat = x.reshape(math.prod(shape[: -axes - 1]), *shape[-axes - 1 :])
-    flat = _pad(flat, fill, window, strides, padding, (1,) * axes)
-    outputs = tuple(
-        (size - width) // stride + 1
-        for size, width, stride in zip(flat.shape[1:-1], window, strides, strict=True)
-    )
-    if min(outputs) < 1:
-        raise ValueError(
-            f"window_shape must fit into the padded inputs, got {tuple(window)} for shape {list(shape)}."
-        )
-    if tuple(window) == tuple(strides):
-        pooled = _reduce_blocks(flat, strides, outputs, reduce)
-    else:
-        parts = _windows(flat, window, outputs, strides, (1,) * axes)
-        pooled = functools.reduce(combine, parts)
-    return pooled.reshape(*shape[: -axes - 1], *outputs, shape[-1])
-
-
-def _reduce_blocks(x, block, outputs, reduce):
-    """Windows side by side: one axis after the other, split into (windows, block) and reduced."""
-    for axis, (size, count) in enumerate(zip(block, outputs, strict=True), start=1):
-        x = lax.slice_in_dim(x, 0, count * size, axis=axis)
-        x = reduce(x.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :]), axis=axis + 1)
-    return x
-
-
-def _windows(x, kernel, outputs, strides, dilation):
-    """For each offset within the kernel, what it meets at all positions: `[B, outputs..., features]`."""
-    found = []
-    for offset in itertools.product(*map(range, kernel)):
-        start = [o * d for o, d in zip(offset, dilation, strict=True)]
-        stop = [
-            first + (count - 1) * stride + 1
-            for first, count, stride in zip(start, outputs, strides, strict=True)
-        ]
-        found.append(
-            lax.slice(
-                x, (0, *start, 0), (x.shape[0], *stop, x.shape[-1]), (1, *map(int, strides), 1)
-            )
-        )
-    return found
-
-
-def _pad(x, fill, kernel, strides, padding, dilation):
-    if isinstance(padding, str):
-        reach = [(size - 1) * d + 1 for size, d in zip(kernel, dilation, strict=True)]
-        padding = lax.padtype_to_pads(x.shape[1:-1], reach, strides, padding)
-    low_high = [(0, 0), *padding, (0, 0)]
-    if not any(map(any, low_high)):
-        return x
-    return lax.pad(x, jnp.asarray(fill, x.dtype), [(low, high, 0) for low, high in low_high])
 
 
 def _check_layout(lhs, rhs, dimension_numbers):

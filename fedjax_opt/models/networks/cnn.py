@@ -8,8 +8,10 @@ from typing import Any
 
 import flax.linen as nn
 
-from fedjax_opt.models.convolution import max_pool, patch_conv
+from fedjax_opt.models.convolution import patch_conv
 from fedjax_opt.models.inputs import as_features, as_images
+from fedjax_opt.models.pooling import max_pool
+from fedjax_opt.models.thin_product import thin_dot
 
 
 class DNN(nn.Module):
@@ -23,10 +25,10 @@ class DNN(nn.Module):
     def __call__(self, x: Any, train: bool = False) -> tuple[Any, Any]:
         x = as_features(x)
         for i, width in enumerate(self.hidden):
-            x = nn.relu(nn.Dense(width)(x))
+            x = nn.relu(nn.Dense(width, dot_general=thin_dot)(x))
             if self.batch_norm and i == 0:
                 x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)
-        return nn.Dense(self.num_classes)(x), x
+        return nn.Dense(self.num_classes, dot_general=thin_dot)(x), x
 
 
 class CNN(nn.Module):
@@ -51,13 +53,13 @@ class CNN(nn.Module):
                     f"x must be images of which {len(self.features)} convolutions by {window}, each"
                     f" pooled by 2, leave something, got shape {list(images.shape)}."
                 )
-            x = max_pool(nn.relu(x), (2, 2), strides=(2, 2))
+            x = nn.relu(max_pool(x, (2, 2), strides=(2, 2)))  # the same as the other way round
             if self.batch_norm:
                 x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)
         x = x.reshape(x.shape[0], -1)
         for width in self.hidden:
-            x = nn.relu(nn.Dense(width)(x))
-        return nn.Dense(self.num_classes)(x), x
+            x = nn.relu(nn.Dense(width, dot_general=thin_dot)(x))
+        return nn.Dense(self.num_classes, dot_general=thin_dot)(x), x
 
 
 class CifarCNN(nn.Module):
@@ -77,4 +79,4 @@ class CifarCNN(nn.Module):
                 x = nn.BatchNorm(use_running_average=not train, momentum=0.99, epsilon=1e-3)(x)
             x = nn.Dropout(rate, deterministic=not train)(x)
         x = x.reshape(x.shape[0], -1)
-        return nn.Dense(self.num_classes)(x), x
+        return nn.Dense(self.num_classes, dot_general=thin_dot)(x), x
