@@ -46,12 +46,11 @@ class GRULayer(nn.Module):
 def _gru(given, kernels, bias):
     """All states `[L, B, features]`, from what the gates r, z, n are given in each step.
 
-    Its derivative is written out, for the sake of U's: the loop over time is left with what that of h
-    needs, and U's comes of one product over all steps, where a derivative of the loop would add up one
-    product for each. With a = (given_r + U_r h, given_z + U_z h) and q = U_n h + c:
+    Its derivative is written out: the loop over time is left with what that of h needs, and all else, U's
+    above all, is computed for all steps at once, where a derivative of the loop would add up one product
+    for each. With a = (given_r + U_r h, given_z + U_z h) and q = U_n h + c:
 
-        dn = (1 - n^2) (dgiven_n + r dq + q r (1 - r) da_r)
-        dh <- (1 - z) dn + z dh + (h - n) z (1 - z) da_z
+        dh <- (1 - z) (1 - n^2) (dgiven_n + r dq + q r (1 - r) da_r) + (h - n) z (1 - z) da_z + z dh
     """
     return _gru_states(given, kernels, bias)[0]
 
@@ -76,22 +75,28 @@ def _gru_derivative(primals, tangents):
     d_given, d_kernels, d_bias = tangents
     states, r, z, n, q = _gru_states(*primals)
     before = jnp.concatenate([jnp.zeros_like(states[:1]), states[:-1]])
+    of_n, of_z = (1 - z) * (1 - n * n), (before - n) * (z * (1 - z))
+    of_q = of_n * r
+    of_r = of_q * (q * (1 - r))
     d_ar, d_az, d_q = (_times(before, kernel) for kernel in d_kernels)
-    d_all = (d_given[0] + d_ar, d_given[1] + d_az, d_given[2], d_q + d_bias[None, None])
+    d_given = of_r * (d_given[0] + d_ar) + of_z * (d_given[1] + d_az) + of_n * d_given[2]
+    d_given = d_given + of_q * (d_q + d_bias[None, None])
+    # The way back multiplies by U^T, which XLA would make again in every step.
+    transposed = jax.lax.optimization_barrier(jnp.concatenate([k.T for k in kernels]))
+    factors = jnp.stack([of_r, of_z, of_q], axis=2)
 
     def step(d_h, inputs):
-        (d_ar, d_az, d_n, d_q), (h, r, z, n, q) = inputs
-        u_r, u_z, u_n = (d_h @ kernel for kernel in kernels)
-        d_n = (1 - n * n) * (d_n + r * (d_q + u_n) + q * (r * (1 - r)) * (d_ar + u_r))
-        d_h = (1 - z) * d_n + z * d_h + (h - n) * (z * (1 - z)) * (d_az + u_z)
+        d_given, z, factors = inputs
+        changes = jax.lax.dot_general(d_h, transposed, (((1,), (1,)), ((), ())))
+        d_h = d_given + z * d_h + jnp.sum(factors * changes.reshape(factors.shape), axis=1)
         return d_h, d_h
 
-    def all_steps(d_all):
-        return jax.lax.scan(step, jnp.zeros_like(states[0]), (d_all, (before, r, z, n, q)))[1]
+    def all_steps(d_given):
+        inputs = (d_given, z, factors)
+        return jax.lax.scan(step, jnp.zeros_like(states[0]), inputs)[1]
 
     # It is linear, so that its derivative is itself; older versions of JAX transpose no other scan.
-    nowhere = jax.tree.map(jnp.zeros_like, d_all)
-    return states, jax.jvp(all_steps, (nowhere,), (d_all,))[1]
+    return states, jax.jvp(all_steps, (jnp.zeros_like(d_given),), (d_given,))[1]
 
 
 class LSTMLayer(nn.Module):
