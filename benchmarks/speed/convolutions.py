@@ -7,7 +7,7 @@ Three models differ in their layers alone:
 
     patches   fo.models.cnn as it comes: patch_conv, pooling by reshaping
     lax conv  the same with jax.lax.conv_general_dilated
-    flax      the same with that and flax.linen.max_pool: an ordinary Flax model
+    flax      the same with that and Flax's own pooling and dense layers: an ordinary Flax model
 
 A repeat times every model once, in an order that rotates, each between two rounds of `patches`, and
 divides their mean by its time, so that a machine whose speed changes disturbs little. The table gives

@@ -11,7 +11,7 @@ an order that rotates; the table gives medians, and the time relative to the sec
     cohort      10 to 1,000 clients a round, W2's MLP, K=10
     steps       K from 1 to 100, W2's MLP, 20 clients
     model       MLPs of two hidden layers of 50 to 800 units, 20 clients
-    strategy    scan, vmap, chunked and sharded, on W2's MLP (20 clients) and W5's CNN (4 clients)
+    strategy    scan, vmap, chunked and sharded, on W2's MLP (20 clients) and W5's CNN (4, K=5)
     balance     W5 with 4, 5 and 6 clients: what a cohort that does not divide evenly costs
     dispatch    1, 10 and 100 rounds of W1 in one call
 """
