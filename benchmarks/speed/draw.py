@@ -146,7 +146,7 @@ def draw(speed, growth):
 
     sections = [s for s in GROWTH if s in growth["sections"]] if growth else []
     figure, (left, right) = plt.subplots(
-        1, 2, figsize=(11, 4), layout="constrained", facecolor="white"
+        1, 2, figsize=(11, 4.6), layout="constrained", facecolor="white"
     )
     tasks = speed["tasks"]
     width = 0.16
@@ -161,7 +161,8 @@ def draw(speed, growth):
     left.set_xticks(range(len(tasks)), [name.upper() for name in tasks])
     left.set_yscale("log")
     left.set_ylabel("seconds a round")
-    left.legend(fontsize=7, edgecolor="none")
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 2}
+    left.legend(fontsize=7, edgecolor="none", **below)
     markers = iter("osv^D*")
     for section in sections:
         series = {}
@@ -178,7 +179,7 @@ def draw(speed, growth):
     right.set_xlabel("how many")
     right.set_title("growth of our round's time", fontsize=10)
     if sections:
-        right.legend(fontsize=7, edgecolor="none")
+        right.legend(fontsize=7, edgecolor="none", **below)
     for axis in (left, right):
         axis.grid(alpha=0.3, axis="y")
         axis.spines[["top", "right"]].set_visible(False)
