@@ -47,8 +47,8 @@ def _gru(given, kernels, bias):
     """All states `[L, B, features]`, from what the gates r, z, n are given in each step.
 
     Its derivative is written out: the loop over time is left with what that of h needs, and all else is
-    computed for all steps at once, U's above all, where a derivative of the loop would add up one product
-    for each. With a = (given_r + U_r h, given_z + U_z h) and q = U_n h + c:
+    computed for all steps at once, U's above all, where a derivative of the loop would add up one
+    product for each. With a = (given_r + U_r h, given_z + U_z h) and q = U_n h + c:
 
         dh <- (1 - z) (1 - n^2) (dgiven_n + r dq + q r (1 - r) da_r) + (h - n) z (1 - z) da_z + z dh
     """
