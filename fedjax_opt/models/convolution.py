@@ -137,7 +137,7 @@ def _in_pairs(x, kernel, strides, dilation, precision, expected):
     features makes two outputs: half as many patches, and longer pieces of memory to make them of."""
     *_, width, inputs, features = kernel.shape
     *others, count = expected.shape[1:-1]
-    x = pad(x, 0, (), (), [(0, 0)] * len(others) + [(0, count % 2)], ())
+    x = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, count % 2), (0, 0)])
     x = x.reshape(*x.shape[:-2], x.shape[-2] // 2, 2 * inputs)
     # [[w0 0] [w1 w0] [w2 w1] [0 w2]] for a width of 3: the left column is for the left output.
     rows = kernel.reshape(-1, width * inputs, features)

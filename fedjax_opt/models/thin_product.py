@@ -9,6 +9,7 @@ transpose is (p, q) -> (p - q w^T, q). Hence every derivative of every order, fo
 `vmap` are right, as with the ordinary product.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -74,20 +75,16 @@ def thin_dot(
     )
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def _thin(x, w, precision):
-    def product(x, w):
-        return jnp.matmul(x, w, precision=precision)
+    return jnp.matmul(x, w, precision=precision)
 
-    @jax.custom_jvp
-    def thin(x, w):
-        return product(x, w)
 
-    @thin.defjvp
-    def thin_jvp(primals, tangents):
-        (x, w), (dx, dw) = primals, tangents
-        return thin(x, w), _linear(dx, w, product) + product(x, dw)
-
-    return thin(x, w)
+@_thin.defjvp
+def _thin_jvp(precision, primals, tangents):
+    (x, w), (dx, dw) = primals, tangents
+    product = functools.partial(jnp.matmul, precision=precision)
+    return _thin(x, w, precision), _linear(dx, w, product) + product(x, dw)
 
 
 def _linear(u, w, product):

@@ -83,7 +83,7 @@ def test_a_large_matrix_is_not_transposed_for_a_small_batch():
 
 
 def test_other_products_are_those_of_jax(monkeypatch):
-    """More axes, two types, a preferred type; and any on accelerators."""
+    """More axes, a preferred type; and any on accelerators."""
     many = RNG.normal(size=(2, 3, 11))
     axes = (((2,), (0,)), ((), ()))
     close(fo.models.thin_dot(many, W, axes), lax.dot_general(many, W, axes))
