@@ -23,7 +23,7 @@ import numpy as np
 import worker
 
 import fedjax_opt as fo
-from fedjax_opt.core.checkpoint_files import numbers, verify
+from fedjax_opt.training.checkpoint_files import numbers, verify
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["worker"])

@@ -15,7 +15,7 @@ import numpy as np
 import orbax.checkpoint  # noqa: F401 -- once, before processes are forked
 
 import fedjax_opt as fo
-from fedjax_opt.core.log import Log
+from fedjax_opt.training.log import Log
 
 CLIENTS, CHUNK = 20, 3
 
@@ -69,7 +69,9 @@ def mark_phases(path):
     path.write_bytes(b"s0")
     with open(path, "rb+") as file:
         mark = mmap.mmap(file.fileno(), 2)
-    driving = importlib.import_module("fedjax_opt.core.simulate")  # the module, not the function
+    driving = importlib.import_module(
+        "fedjax_opt.training.simulate"
+    )  # the module, not the function
     rounds, add = driving._play, Log.add_rounds
 
     def marked_rounds(*args, **kwargs):

@@ -23,15 +23,7 @@ from jax.tree_util import Partial
 
 from fedjax_opt.algorithms.fedavg import same_message, step
 from fedjax_opt.algorithms.mfl import Server, init_with_statistics, start_with_statistics
-from fedjax_opt.core import (
-    Algorithm,
-    Variables,
-    checks,
-    difference,
-    move,
-    no_client_state,
-    trees,
-)
+from fedjax_opt.core import Algorithm, Variables, checks, difference, move, no_client_state, trees
 from fedjax_opt.optimizers import Triple
 
 

@@ -24,15 +24,7 @@ import optax
 from jax.tree_util import Partial
 
 from fedjax_opt.algorithms.fedavg import descend, finish, start
-from fedjax_opt.core import (
-    Algorithm,
-    StaticInt,
-    Variables,
-    checks,
-    move,
-    no_client_state,
-    trees,
-)
+from fedjax_opt.core import Algorithm, StaticInt, Variables, checks, move, no_client_state, trees
 from fedjax_opt.optimizers.triple import local_form
 
 

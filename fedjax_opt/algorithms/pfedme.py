@@ -30,15 +30,7 @@ from jax.tree_util import Partial
 
 from fedjax_opt.algorithms.fedavg import Local as Theta
 from fedjax_opt.algorithms.fedavg import ModelState, descend, same_message, server_step
-from fedjax_opt.core import (
-    Algorithm,
-    Evaluation,
-    StaticInt,
-    Variables,
-    checks,
-    difference,
-    trees,
-)
+from fedjax_opt.core import Algorithm, Evaluation, StaticInt, Variables, checks, difference, trees
 from fedjax_opt.optimizers.triple import local_form
 
 

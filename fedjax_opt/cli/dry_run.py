@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from fedjax_opt.cli.tables import duration, megabytes, print_table
-from fedjax_opt.core import Objective, run_rounds
+from fedjax_opt.core import Objective
+from fedjax_opt.engine import run_rounds
 from fedjax_opt.experiments.playing import Program, Setup
 from fedjax_opt.experiments.pricing import minibatch
 from fedjax_opt.tasks import Task

@@ -28,7 +28,6 @@ from fedjax_opt.cli.files import new_directory
 from fedjax_opt.cli.interrupts import remembered
 from fedjax_opt.cli.tables import duration, print_paragraph, print_table
 from fedjax_opt.cli.together import open_directory
-from fedjax_opt.core.progress import RoundBar
 from fedjax_opt.experiments import playing, summary
 from fedjax_opt.experiments.config import Experiment, to_toml
 from fedjax_opt.experiments.facts import at_edges, edge_note, facts
@@ -36,6 +35,7 @@ from fedjax_opt.experiments.pricing import COLUMNS
 from fedjax_opt.experiments.recipes import load_task
 from fedjax_opt.experiments.rundir import RunDirectory, read
 from fedjax_opt.experiments.sweep import Progress, remaining
+from fedjax_opt.training.progress import RoundBar
 
 _COMMANDS = {
     "run": "one algorithm on a task, with wrappers, a controller and several seeds",

@@ -23,7 +23,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
-from fedjax_opt.core import checks, distributed
+from fedjax_opt.core import checks
+from fedjax_opt.execution import distributed
 
 # Gloo announces its connections on standard output, which is for results.
 _NOISE = "[Gloo] Rank "

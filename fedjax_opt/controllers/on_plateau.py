@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from jax.tree_util import Partial, register_static
 
 from fedjax_opt.controllers.by_rounds import check_rate, check_steps, whole_steps
-from fedjax_opt.core import Controller, checks
+from fedjax_opt.core import checks
+from fedjax_opt.engine import Controller
 
 
 class Plateau(NamedTuple):

@@ -1,7 +1,5 @@
-"""The contract, one round, many rounds; depends on nothing else in this package."""
+"""The contract of algorithms, models and states; depends on nothing else in this package."""
 
-from fedjax_opt.core import cohorts as cohorts
-from fedjax_opt.core import distributed as distributed
 from fedjax_opt.core.algorithm import Algorithm as Algorithm
 from fedjax_opt.core.algorithm import Coded as Coded
 from fedjax_opt.core.algorithm import Context as Context
@@ -17,40 +15,11 @@ from fedjax_opt.core.algorithm import move_state as move_state
 from fedjax_opt.core.algorithm import no_client_state as no_client_state
 from fedjax_opt.core.algorithm import set_variables as set_variables
 from fedjax_opt.core.algorithm import state_difference as state_difference
-from fedjax_opt.core.callbacks import Event as Event
-from fedjax_opt.core.callbacks import early_stopping as early_stopping
-from fedjax_opt.core.callbacks import stop_at as stop_at
-from fedjax_opt.core.checkpoint import Checkpoints as Checkpoints
-from fedjax_opt.core.client_rows import ClientRows as ClientRows
-from fedjax_opt.core.client_store import ClientStore as ClientStore
-from fedjax_opt.core.cohorts import Sampler as Sampler
-from fedjax_opt.core.controller import Controller as Controller
-from fedjax_opt.core.controller import with_controllers as with_controllers
-from fedjax_opt.core.debugging import DebugError as DebugError
-from fedjax_opt.core.devices import use_cpu_devices as use_cpu_devices
-from fedjax_opt.core.evaluate import evaluate as evaluate
-from fedjax_opt.core.evaluate import evaluate_clients as evaluate_clients
-from fedjax_opt.core.evaluate import personal_variables as personal_variables
-from fedjax_opt.core.guard import Fault as Fault
-from fedjax_opt.core.guard import Faults as Faults
-from fedjax_opt.core.guard import Guard as Guard
 from fedjax_opt.core.info import Info as Info
-from fedjax_opt.core.keeping import Interrupted as Interrupted
-from fedjax_opt.core.make_round import make_round as make_round
 from fedjax_opt.core.model import Aux as Aux
 from fedjax_opt.core.model import Evaluation as Evaluation
 from fedjax_opt.core.model import Model as Model
 from fedjax_opt.core.model import Objective as Objective
 from fedjax_opt.core.model import Variables as Variables
-from fedjax_opt.core.replaying import Replay as Replay
-from fedjax_opt.core.replaying import replay as replay
-from fedjax_opt.core.result import NonFiniteLossError as NonFiniteLossError
-from fedjax_opt.core.result import Result as Result
-from fedjax_opt.core.rollback import Rollback as Rollback
-from fedjax_opt.core.run import Run as Run
-from fedjax_opt.core.run import run_rounds as run_rounds
-from fedjax_opt.core.simulate import simulate as simulate
 from fedjax_opt.core.state import FederatedState as FederatedState
 from fedjax_opt.core.state import init_state as init_state
-from fedjax_opt.core.strategies import Strategy as Strategy
-from fedjax_opt.core.strategies import place as place

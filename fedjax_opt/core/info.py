@@ -20,7 +20,7 @@ class Info(NamedTuple):
       bad_step: the first local step with a non-finite loss, by client `[S]`; -1 if none.
       finite: whether losses and the aggregate were finite. If not, the round was not applied: the
         state is the last good one.
-      diagnostics: what was asked for, by name; see `fedjax_opt.core.diagnostics`.
+      diagnostics: what was asked for, by name; see `fedjax_opt.engine.diagnostics`.
       faults: who was left out and why, a `Faults`; `()` without a guard.
     """
 

@@ -17,8 +17,8 @@ from fedjax_opt.core import (
     checks,
     trees,
 )
-from fedjax_opt.core.aggregate import streams
 from fedjax_opt.core.messages import any_gradient, array_bytes, expected_bytes
+from fedjax_opt.engine.aggregate import streams
 
 
 class Cost(NamedTuple):

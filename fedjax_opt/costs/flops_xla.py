@@ -28,10 +28,10 @@ from fedjax_opt.core import (
     Objective,
     ProbeData,
     Variables,
-    aggregate,
     checks,
 )
 from fedjax_opt.costs.flops import Flops
+from fedjax_opt.engine import aggregate
 
 
 class Passes(NamedTuple):

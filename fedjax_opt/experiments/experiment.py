@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from fedjax_opt.core import simulate
 from fedjax_opt.experiments.criteria import CRITERIA
 from fedjax_opt.experiments.hyperparameters import hyperparameters
 from fedjax_opt.experiments.search import Range
 from fedjax_opt.experiments.specs import Spec, parse_sum
+from fedjax_opt.training import simulate
 
 #: What a grid may vary beside the hyperparameters of algorithms.
 SETTINGS = ("local_steps", "local_epochs")

@@ -10,7 +10,8 @@ from typing import Any
 from fedjax_opt import algorithms as alg
 from fedjax_opt import bounds, compression, controllers, optimizers, tasks
 from fedjax_opt import wrappers as around
-from fedjax_opt.core import Algorithm, Controller
+from fedjax_opt.core import Algorithm
+from fedjax_opt.engine import Controller
 from fedjax_opt.experiments.derived import Choices, Part, Recipe, derive
 from fedjax_opt.experiments.making import make
 from fedjax_opt.experiments.specs import Spec

@@ -10,21 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.core import (
-    Model,
-    NonFiniteLossError,
-    Strategy,
-    checks,
-    controller,
-    init_state,
-    provenance,
-    run_rounds,
-)
-from fedjax_opt.core.controller import first_algorithm
-from fedjax_opt.core.identity import identify
-from fedjax_opt.core.preparation import prepare
-from fedjax_opt.core.strategies import place
-from fedjax_opt.core.streaming import on_host
+from fedjax_opt.core import Model, checks, init_state
+from fedjax_opt.engine import controller, run_rounds
+from fedjax_opt.engine.controller import first_algorithm
+from fedjax_opt.engine.preparation import prepare
+from fedjax_opt.execution import Strategy
+from fedjax_opt.execution.strategies import place
 from fedjax_opt.experiments import waves
 from fedjax_opt.experiments.axes import OF_THE_RUN, axis_of, check_values, point, rows_of
 from fedjax_opt.experiments.search import Range as Range
@@ -36,6 +27,9 @@ from fedjax_opt.experiments.trials import Trial as Trial
 from fedjax_opt.experiments.trials import Trials as Trials
 from fedjax_opt.experiments.trials import remaining as remaining
 from fedjax_opt.experiments.unfinished import Unfinished
+from fedjax_opt.training import NonFiniteLossError, provenance
+from fedjax_opt.training.identity import identify
+from fedjax_opt.training.streaming import on_host
 
 # What a setting is where nothing is said: as in `run_rounds`.
 _DEFAULTS: dict[str, Any] = {

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_opt.core import Variables, checks
 from fedjax_opt.core.info import Info
-from fedjax_opt.core.log import Log
+from fedjax_opt.training.log import Log
 
 # Diagnostics of each client of a cohort, of which a record has the mean.
 _OF_CLIENTS = ("client_update_norm",)

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.core import checkpoint_files, checkpoint_pieces, checkpoint_trees, provenance
 from fedjax_opt.experiments import files
+from fedjax_opt.training import checkpoint_files, checkpoint_pieces, checkpoint_trees, provenance
 
 _ABOUT = "about.json"
 _SECONDS = 60.0

@@ -15,17 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedjax_opt.core import (
-    Strategy,
-    controller,
-    evaluate,
-    init_state,
-    personal_variables,
-    strategies,
-)
-from fedjax_opt.core.evaluate import mean_over_rows
-from fedjax_opt.core.preparation import Fixed, Traced
-from fedjax_opt.core.run import one_round
+from fedjax_opt.core import init_state
+from fedjax_opt.engine import controller, evaluate, personal_variables
+from fedjax_opt.engine.evaluate import mean_over_rows
+from fedjax_opt.engine.preparation import Fixed, Traced
+from fedjax_opt.engine.run import one_round
+from fedjax_opt.execution import Strategy, strategies
 
 _ONE_BY_ONE = Strategy("scan")
 

@@ -22,9 +22,9 @@ from jax.tree_util import Partial
 
 from fedjax_opt.core import Model, Objective, Variables, checks
 from fedjax_opt.core.algorithm import as_partial
-from fedjax_opt.core.batching import BATCHINGS, feeding_from_data
-from fedjax_opt.core.evaluate import _own as own_model
-from fedjax_opt.core.local import counted_loop
+from fedjax_opt.engine.batching import BATCHINGS, feeding_from_data
+from fedjax_opt.engine.evaluate import _own as own_model
+from fedjax_opt.execution.jobs import counted_loop
 
 
 def fine_tuned(

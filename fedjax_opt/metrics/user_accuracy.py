@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_opt.core import Model, Variables, evaluate_clients
+from fedjax_opt.core import Model, Variables
+from fedjax_opt.engine import evaluate_clients
 from fedjax_opt.metrics.fine_tuning import check_clients
 
 

@@ -3,8 +3,9 @@
 import inspect
 from typing import Any, NamedTuple
 
-from fedjax_opt.core import Algorithm, Model, Result, simulate
+from fedjax_opt.core import Algorithm, Model
 from fedjax_opt.data import ClientData
+from fedjax_opt.training import Result, simulate
 
 
 class Task(NamedTuple):

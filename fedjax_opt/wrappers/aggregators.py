@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from fedjax_opt.core import Algorithm, StaticInt, aggregate, checks, trees
+from fedjax_opt.core import Algorithm, StaticInt, checks, trees
+from fedjax_opt.engine import aggregate
 
 
 def aggregated(algorithm: Algorithm, aggregator: Any) -> Algorithm:

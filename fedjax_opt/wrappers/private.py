@@ -23,8 +23,8 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from fedjax_opt.core import Algorithm, Coded, Facts, Kept, Variables, get_variables, set_variables
-from fedjax_opt.core.aggregate import without_markers
 from fedjax_opt.core.paths import matcher
+from fedjax_opt.engine.aggregate import without_markers
 
 _INSIDE = (
     "private goes inside of compressed: what stays at home is not sent, so a codec must not see it. Use"

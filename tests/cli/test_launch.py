@@ -8,7 +8,7 @@ import pytest
 from fedjax_opt.cli import launch as launching
 from fedjax_opt.cli import main
 from fedjax_opt.cli.launch import command_of, launch
-from fedjax_opt.core import distributed
+from fedjax_opt.execution import distributed
 
 ME = f"import os, sys, time, signal; me = int(os.environ[{distributed.INDEX!r}]); "
 

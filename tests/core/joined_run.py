@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 import fedjax_opt as fo
-from fedjax_opt.core import meshes
+from fedjax_opt.execution import meshes
 from tests.core import problems, test_model_axis
 
 SCAFFOLD = fo.scaffold(fo.optimizers.sgd(0.1), option=1)

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh
 
 import fedjax_opt as fo
-from fedjax_opt.core import balance, strategies
+from fedjax_opt.execution import balance, strategies
 from tests.core import problems
 
 

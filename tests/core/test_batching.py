@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import fedjax_opt as fo
-from fedjax_opt.core.batching import feeding_from_data
+from fedjax_opt.engine.batching import feeding_from_data
 from tests.core import problems
 
 LEVEL = 1e-4  # A right implementation fails at this level once in ten thousand seeds.

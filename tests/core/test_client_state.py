@@ -7,7 +7,8 @@ import pytest
 
 import fedjax_opt as fo
 from fedjax_opt import optimizers as opt
-from fedjax_opt.core import client_tables, durable
+from fedjax_opt.storage import durable
+from fedjax_opt.training import client_tables
 from tests.core import problems, test_model_axis
 
 N = 30

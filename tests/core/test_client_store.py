@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
-from fedjax_opt.core import disk_shelf, durable
+from fedjax_opt.storage import disk_shelf, durable
 from tests.core import problems
 
 N = 23

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
-from fedjax_opt.core import replaying
+from fedjax_opt.training import replaying
 from tests.core import problems
 
 SIZES = (2, 2)

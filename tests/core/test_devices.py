@@ -35,7 +35,7 @@ def test_the_number_of_devices_may_be_given_and_auto_uses_them():
     code = (
         "import fedjax_opt as fo, jax\n"
         "fo.use_cpu_devices(3)\n"
-        "from fedjax_opt.core.strategies import resolve\n"
+        "from fedjax_opt.execution.strategies import resolve\n"
         "print(jax.local_device_count(), resolve('auto').name, resolve('auto').mesh.size)"
     )
     assert fresh(code) == "3 sharded 3"

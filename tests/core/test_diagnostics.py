@@ -9,7 +9,7 @@ import pytest
 
 import fedjax_opt as fo
 from fedjax_opt import optimizers as opt
-from fedjax_opt.core import diagnostics
+from fedjax_opt.engine import diagnostics
 from tests.algorithms import helpers
 from tests.core import problems
 

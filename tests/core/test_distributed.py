@@ -11,8 +11,9 @@ import pytest
 
 import fedjax_opt as fo
 from fedjax_opt.cli.launch import launch
-from fedjax_opt.core import disk_shelf, distributed
-from fedjax_opt.core.shelves import Undo
+from fedjax_opt.execution import distributed
+from fedjax_opt.storage import disk_shelf
+from fedjax_opt.storage.shelves import Undo
 from tests.core import joined_run
 
 ROOT = pathlib.Path(__file__).parents[2]

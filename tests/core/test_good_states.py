@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
-from fedjax_opt.core import checkpoint_files, rollback
-from fedjax_opt.core.good_states import Losses, Record
+from fedjax_opt.training import checkpoint_files, rollback
+from fedjax_opt.training.good_states import Losses, Record
 from tests.core import problems
 
 N, CHUNK = 6, 3

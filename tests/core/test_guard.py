@@ -9,8 +9,8 @@ import pytest
 
 import fedjax_opt as fo
 from fedjax_opt import optimizers as opt
-from fedjax_opt.core.cohorts import available, cyclic, unreliable
 from fedjax_opt.core.model import Variables
+from fedjax_opt.engine.cohorts import available, cyclic, unreliable
 from tests.algorithms import helpers
 from tests.core import problems
 

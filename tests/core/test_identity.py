@@ -16,8 +16,8 @@ import optax
 import pytest
 
 import fedjax_opt as fo
-from fedjax_opt.core import checkpoint_files
-from fedjax_opt.core.identity import identify
+from fedjax_opt.training import checkpoint_files
+from fedjax_opt.training.identity import identify
 from tests.core import problems
 from tests.core.test_simulate import DATA, OPTIONS
 
@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import optax
 import fedjax_opt as fo
 from flax import nnx
-from fedjax_opt.core.identity import identify
+from fedjax_opt.training.identity import identify
 
 class Net(nn.Module):
     width: int = 3

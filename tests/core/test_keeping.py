@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
-from fedjax_opt.core.checkpoint_trees import Arrays
-from fedjax_opt.core.retention import Retention
+from fedjax_opt.training.checkpoint_trees import Arrays
+from fedjax_opt.training.retention import Retention
 from tests.core import problems
 from tests.core.test_simulate import DATA, N, simulate
 

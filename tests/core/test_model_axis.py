@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import fedjax_opt as fo
-from fedjax_opt.core import meshes, strategies
+from fedjax_opt.execution import meshes, strategies
 from tests.core import problems
 
 SIDE = 32

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import Mesh
 
 import fedjax_opt as fo
-from fedjax_opt.core import parted
+from fedjax_opt.training import parted
 from tests.core.problems import MODEL, assert_close, ragged
 
 SIZES = np.random.default_rng(3).integers(1, 30, 40)
@@ -30,7 +30,7 @@ def streams(monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(Mesh, "is_multi_process", property(lambda mesh: True))
-    monkeypatch.setattr(sys.modules["fedjax_opt.core.simulate"], "Parted", make)
+    monkeypatch.setattr(sys.modules["fedjax_opt.training.simulate"], "Parted", make)
     return made
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_opt.core import progress
+from fedjax_opt.training import progress
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh
 
 import fedjax_opt as fo
-from fedjax_opt.core import relay, strategies
+from fedjax_opt.execution import relay, strategies
 from tests.core import problems
 
 

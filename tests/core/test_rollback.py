@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
-from fedjax_opt.core import memory
+from fedjax_opt.training import memory
 from tests.core import problems
 
 SIZES = (5, 8, 3, 12)
@@ -166,7 +166,7 @@ class _Fixed(NamedTuple):
 
 
 def test_arrays_that_clearly_do_not_fit_are_refused_without_being_asked(monkeypatch):
-    monkeypatch.setattr("fedjax_opt.core.memory.available_bytes", lambda: 1000)
+    monkeypatch.setattr("fedjax_opt.training.memory.available_bytes", lambda: 1000)
     with pytest.raises(ValueError, match=r"The run's arrays need .* but there are 1000 B"):
         _limited(None)
 

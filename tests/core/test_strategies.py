@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh
 
 import fedjax_opt as fo
-from fedjax_opt.core import strategies
+from fedjax_opt.execution import strategies
 from tests.core import problems
 
 SCAFFOLD = fo.scaffold(fo.optimizers.sgd(0.1), option=1)

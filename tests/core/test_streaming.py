@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
-from fedjax_opt.core import streaming
+from fedjax_opt.training import streaming
 from tests.core.problems import MODEL, counted, ragged
 
 SIZES = np.random.default_rng(3).integers(1, 30, 40)

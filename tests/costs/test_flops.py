@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
-from fedjax_opt.core import Context, Objective, local
+from fedjax_opt.core import Context, Objective
+from fedjax_opt.engine import local
 
 # Tables 7 (K = 10) and 8 (K = 50) as they are printed, in units of 10^8: a row each for FedGBO (with
 # SGD's and FedProx's column behind it), MimeLite and MFL; columns RMSProp, SGDm, Adam.

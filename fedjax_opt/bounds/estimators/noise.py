@@ -29,9 +29,10 @@ from fedjax_opt.bounds.estimators.estimate import (
     rounding_of_square,
 )
 from fedjax_opt.bounds.estimators.passes import Fixed, Layout, Problem
-from fedjax_opt.core import Model, Objective, Variables, checks, local
-from fedjax_opt.core.batching import BATCHINGS
-from fedjax_opt.core.permutation import permuted
+from fedjax_opt.core import Model, Objective, Variables, checks
+from fedjax_opt.engine.batching import BATCHINGS
+from fedjax_opt.engine.permutation import permuted
+from fedjax_opt.execution.jobs import counted_loop
 
 # How many numbers the gradients of the examples that are held at once may be together.
 _ROOM = 2**24
@@ -194,7 +195,7 @@ def _client_scatter(problem, variables, feed, key, fixed, samples):
         return _merged(moments, distances, norms, positions < count)
 
     zero = jnp.zeros((), layout.dtype)
-    return local.counted_loop(-(-count // chunk), body, _Moments(zero, zero, zero, zero))
+    return counted_loop(-(-count // chunk), body, _Moments(zero, zero, zero, zero))
 
 
 def _merged(moments, values, norms, mask):

@@ -17,9 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.core import Model, Objective, Strategy, Variables, checks, local, strategies, trees
-from fedjax_opt.core.batching import feeding_from_data
-from fedjax_opt.core.preparation import WEIGHTINGS
+from fedjax_opt.core import Model, Objective, Variables, checks, trees
+from fedjax_opt.engine.batching import feeding_from_data
+from fedjax_opt.engine.preparation import WEIGHTINGS
+from fedjax_opt.execution import Strategy, strategies
+from fedjax_opt.execution.jobs import counted_loop
 
 # One client after the other: the others' gradients are not in memory.
 _ONE_BY_ONE = Strategy("scan")
@@ -167,7 +169,7 @@ def row_slope(fixed: Fixed, problem: Problem, variables: Variables, feed: Any) -
             return trees.add_scaled(carry, jnp.sum(mask, dtype=layout.dtype), part)
 
         nothing = jnp.zeros((), layout.dtype), jnp.zeros_like(x)
-        total = local.counted_loop(num_chunks, body, nothing)
+        total = counted_loop(num_chunks, body, nothing)
         return trees.scale(1 / size.astype(layout.dtype), total)
 
     return slope

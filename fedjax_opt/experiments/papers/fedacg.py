@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedjax_opt.core import cohorts
+from fedjax_opt.engine import cohorts
 from fedjax_opt.experiments.papers.entry import Claim, Entry, Part, columns, experiment
 from fedjax_opt.experiments.papers.fedacg_reported import (
     IID,

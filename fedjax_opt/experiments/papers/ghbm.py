@@ -5,7 +5,7 @@ Its alpha counts for all classes together, the tasks' for each: its 10,000 is 1,
 
 from typing import Any
 
-from fedjax_opt.core import cohorts
+from fedjax_opt.engine import cohorts
 from fedjax_opt.experiments.papers.entry import Claim, Entry, Part, columns, experiment
 
 _PAPER = (

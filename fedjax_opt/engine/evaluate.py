@@ -1,0 +1,172 @@
+"""Evaluation: the mean loss and metrics over a data set, and over each client's own."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import Partial
+
+from fedjax_opt.core import checks, trees
+from fedjax_opt.core.algorithm import Algorithm, as_partial
+from fedjax_opt.core.model import Model, Objective, Variables
+from fedjax_opt.core.state import FederatedState
+from fedjax_opt.engine.batching import steps_per_epoch
+from fedjax_opt.execution import client_rows
+from fedjax_opt.execution.client_rows import ClientRows
+
+
+def evaluate(
+    model: Model, variables: Variables, examples: Any, batch_size: int = 256
+) -> dict[str, jax.Array]:
+    """The mean loss and metrics of a model over a data set.
+
+    The model is called with `key=None`: dropout is off, batch statistics are read.
+
+    Args:
+      model: the model.
+      variables: its variables.
+      examples: a pytree of arrays `[n, ...]`, or a `ClientData`, whose examples then count alike.
+      batch_size: how many examples are evaluated at once.
+
+    Returns:
+      The mean of each of the model's metrics by name, and `loss`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> model, data, optimum = fo.data.quadratics(num_clients=3, dimension=2)
+      >>> sorted(fo.evaluate(model, fo.Variables({"x": jnp.zeros(2)}), data))
+      ['loss']
+    """
+    examples = getattr(examples, "examples", examples)
+    (total,) = checks.leading_axes("examples", examples, (None,), "n")
+    if total == 0:
+        raise ValueError("examples must hold at least one example to evaluate, got none.")
+    batch_size = min(checks.integer("batch_size", batch_size, low=1), total)
+    return _evaluate(variables, examples, model, batch_size)
+
+
+@partial(jax.jit, static_argnames=("model", "batch_size"))
+def _evaluate(variables, examples, model, batch_size):
+    total = jax.tree.leaves(examples)[0].shape[0]
+    full = total % batch_size == 0
+    return mean_over_rows(model, variables, examples, 0, total, batch_size, full)
+
+
+def personal_variables(algorithm: Algorithm, state: FederatedState) -> Partial:
+    """Each client's own model, as a function of the client's id.
+
+    With an algorithm that personalises (`private`) it is the shared model with the client's own parts
+    in place; with any other, the global model for all.
+
+    Args:
+      algorithm: the algorithm.
+      state: a state of it.
+
+    Returns:
+      A function of an id, which may be traced, that returns the client's `Variables`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> algorithm = fo.private(fo.fedavg(fo.optimizers.sgd(0.1)), where="params/head")
+      >>> params = {"body": jnp.ones(3), "head": jnp.ones(2)}
+      >>> state = fo.init_state(algorithm, params, num_clients=5)
+      >>> fo.personal_variables(algorithm, state)(4).params["head"].shape
+      (2,)
+    """
+    if algorithm.personal is None:
+        return Partial(_everyones, state.variables)
+    return Partial(_own, algorithm.personal, state.server, state.clients)
+
+
+def _everyones(variables, client):
+    del client
+    return variables
+
+
+def _own(personal, server, clients, client):
+    if isinstance(clients, ClientRows):
+        known = not checks.is_traced(client, clients)
+        return personal(
+            server, clients[int(client)] if known else client_rows.read(clients, client)
+        )
+    return personal(server, jax.tree.map(lambda x: x[client], clients))
+
+
+def evaluate_clients(
+    model: Model,
+    variables: Variables | Callable[[Any], Variables],
+    data: Any,
+    batch_size: int = 64,
+) -> dict[str, jax.Array]:
+    """The mean loss and metrics on each client's own examples.
+
+    Args:
+      model: the model.
+      variables: its variables, the same for all clients, or a function of a client's id, such as
+        `personal_variables` returns.
+      data: a `ClientData`.
+      batch_size: how many examples are evaluated at once.
+
+    Returns:
+      The metrics by name, and `loss`, each `[N]`; NaN for a client without examples.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> model, data, optimum = fo.data.quadratics(num_clients=3, dimension=2)
+      >>> fo.evaluate_clients(model, fo.Variables({"x": jnp.zeros(2)}), data)["loss"].shape
+      (3,)
+    """
+    largest = int(np.max(np.asarray(data.sizes), initial=1))
+    batch_size = min(checks.integer("batch_size", batch_size, low=1), largest)
+    if not isinstance(variables, Variables):
+        return evaluate_each(as_partial(variables), data, model, batch_size)
+    return evaluate_each(Partial(_everyones, variables), data, model, batch_size)
+
+
+@partial(jax.jit, static_argnames=("model", "batch_size"))
+def evaluate_each(variables_of: Partial, data: Any, model: Model, batch_size: int):
+    """The mean loss and metrics of client i's own model, `variables_of(i)`, on its own examples."""
+
+    def one_client(feed):
+        client, offset, size = feed
+        own = variables_of(client)
+        return mean_over_rows(model, own, data.examples, offset, size, batch_size, False)
+
+    ids = jnp.arange(data.sizes.shape[0], dtype=jnp.int32)
+    return jax.lax.map(one_client, (ids, jnp.asarray(data.offsets), jnp.asarray(data.sizes)))
+
+
+def mean_over_rows(
+    model: Model,
+    variables: Variables,
+    examples: Any,
+    offset: Any,
+    size: Any,
+    batch_size: int = 64,
+    full: bool = False,
+) -> dict[str, jax.Array]:
+    """The mean over rows offset .. offset + size - 1, in pieces; the last may be partly filled."""
+
+    def piece(index):
+        positions = index * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
+        rows = offset + jnp.minimum(positions, size - 1)
+        batch = jax.tree.map(lambda x: jnp.asarray(x)[rows], examples)
+        mask = None if full else positions < size
+        found = Objective(model, None, mask).evaluate(variables, batch)
+        count = batch_size if mask is None else jnp.sum(mask, dtype=jnp.int32)
+        return trees.scale(count, {**found.metrics, "loss": found.loss})
+
+    shapes = jax.eval_shape(piece, jnp.zeros((), jnp.int32))
+    total = jax.lax.fori_loop(
+        jnp.int32(0),
+        jnp.asarray(steps_per_epoch(size, batch_size), jnp.int32),
+        lambda index, sums: trees.add(sums, piece(index)),
+        trees.zeros_like(shapes),
+    )
+    return jax.tree.map(lambda x: x / jnp.asarray(size, x.dtype), total)

@@ -1,0 +1,296 @@
+"""A compiled round over explicit minibatches: any source of data, and any oracle, can drive it."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_opt.core import checks
+from fedjax_opt.core.algorithm import Algorithm, check_algorithm
+from fedjax_opt.core.info import Info
+from fedjax_opt.core.model import Model
+from fedjax_opt.core.state import FederatedState, check_state
+from fedjax_opt.engine import diagnostics as watching
+from fedjax_opt.engine.feeding import Feeding
+from fedjax_opt.engine.guard import Guard, check_guard
+from fedjax_opt.engine.round import federated_round
+from fedjax_opt.execution import strategies
+from fedjax_opt.execution.strategies import Strategy
+
+
+def make_round(
+    algorithm: Algorithm,
+    model: Model,
+    strategy: str | Strategy = "auto",
+    diagnostics: Sequence[str] = (),
+    guard: Guard | None = None,
+) -> Callable[..., tuple[FederatedState, Info]]:
+    """A compiled federated round.
+
+    The function that it returns is
+
+        round_fn(state, cohort, batches, weights=None, num_steps=None, *,
+                 mask=None, probe_batches=None, probe_mask=None) -> (state, info)
+
+    with `S` the size of the cohort, `K` the most local steps, `B` the batch size:
+
+      - `state`: a `FederatedState`.
+      - `cohort`: int `[S]`, the ids of the clients that take part.
+      - `batches`: a pytree with leading axes `[S, K, B]`.
+      - `weights`: `[S]`, aggregation weights, normalised here; uniform by default.
+      - `num_steps`: an int or `[S]`, how many of the K steps each client takes; all by default. In
+        `[S]`, 0 is a client that never reported. It is traced: another value compiles nothing. Without
+        it the round can be differentiated in reverse mode.
+      - `mask`: bool `[S, K, B]`, which rows of the batches count: one at least in every step taken.
+      - `probe_batches`, `probe_mask`: `[S, P, B']`, for algorithms with a probe: all of each
+        client's data, in P parts; an algorithm that probes one minibatch takes the first with a row.
+
+    It may be called inside `jit`, `vmap` and `grad`. Values are checked where they are known, which is
+    everywhere but inside such a transformation. If a loss or the aggregate is not finite, the state
+    comes back unchanged and `info.finite` is false. The algorithm's hyperparameters are arguments of
+    the compiled program: two round functions whose algorithms differ in numbers alone share it.
+
+    Args:
+      algorithm: the algorithm.
+      model: the model.
+      strategy: how the client axis is executed: 'scan', 'vmap', 'chunked', 'sharded', 'auto', or a
+        `Strategy`.
+      diagnostics: what to measure of the clients' drift: any of 'client_distance',
+        'client_update_norm', 'perturbation_norm' and 'upload_bytes'; see `Info.diagnostics`.
+      guard: the rules by which clients are left out, a `Guard`; see `Info.faults`.
+
+    Returns:
+      The round function.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> def loss(variables, batch, key):
+      ...     return jnp.mean((variables.params - batch) ** 2) / 2, fo.Aux()
+      >>> model = fo.Model(init=lambda key, batch: fo.Variables(jnp.zeros(())), loss=loss)
+      >>> algorithm = fo.fedavg(fo.optimizers.sgd(0.5))
+      >>> round_fn = fo.make_round(algorithm, model)
+      >>> state = fo.init_state(algorithm, jnp.zeros(()), num_clients=3)
+      >>> batches = jnp.array([[[1.0]], [[3.0]]])          # two clients, one step, one example
+      >>> state, info = round_fn(state, jnp.array([0, 2]), batches)
+      >>> float(state.variables.params)
+      1.0
+    """
+    check_algorithm(algorithm)
+    strategy = strategies.resolve(strategy)
+    watch = watching.check(diagnostics, allowed=watching.OF_A_ROUND)
+    guard = check_guard(guard)
+    settled: dict[Any, Strategy] = {}
+
+    def round_fn(
+        state: FederatedState,
+        cohort: Any,
+        batches: Any,
+        weights: Any = None,
+        num_steps: Any = None,
+        *,
+        mask: Any = None,
+        probe_batches: Any = None,
+        probe_mask: Any = None,
+    ) -> tuple[FederatedState, Info]:
+        if strategy.mesh is not None and not checks.is_traced(state):
+            state = strategies.place(state, strategy)  # else its return would compile once more
+        feed = (batches, mask, probe_batches, probe_mask)
+        inputs = _check(algorithm, state, cohort, feed, weights, num_steps)
+
+        def lower(option):
+            abstract = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)),
+                (algorithm, guard, state, *inputs),
+            )
+            return _compiled.lower(abstract[0], model, option, watch, *abstract[1:])
+
+        shapes = tuple((x.shape, x.dtype) for x in jax.tree.leaves((state.server, inputs)))
+        if shapes not in settled:
+            check_state(algorithm, state)
+            settled[shapes] = strategies.settle(strategy, len(inputs[0]), lower)
+        return _compiled(algorithm, model, settled[shapes], watch, guard, state, *inputs)
+
+    return round_fn
+
+
+@partial(jax.jit, static_argnames=("model", "strategy", "watch"))
+def _compiled(algorithm, model, strategy, watch, guard, state, cohort, feed, weights, num_steps):
+    feeding = Feeding(draw=_draw, full=_full, extra=_extra, shared=(), feed=feed)
+    size, steps = jax.tree.leaves(feed[0])[0].shape[:2]
+    static_steps = steps if num_steps is None else None
+    num_steps = jnp.broadcast_to(
+        jnp.asarray(steps if num_steps is None else num_steps, jnp.int32), (size,)
+    )
+    weights = jnp.ones(size) if weights is None else weights
+    return federated_round(
+        algorithm, model, strategy, state, cohort, feeding, weights, num_steps, static_steps, watch,
+        guard=guard,
+    )  # fmt: skip
+
+
+def _draw(shared, feed, key, step):
+    del shared, key
+    batches, mask, *_ = feed
+    return _without_masked_rows(*jax.tree.map(lambda x: x[step], (batches, mask)))
+
+
+def _without_masked_rows(batch, mask):
+    """Rows that do not count repeat one that does: whatever they held, no loss ever sees it."""
+    if mask is None:
+        return batch, mask
+    rows = jnp.where(mask, jnp.arange(mask.shape[0]), jnp.argmax(mask))
+    return jax.tree.map(lambda x: x[rows], batch), mask
+
+
+def _full(shared, feed):
+    del shared
+    _, _, batches, mask = feed
+    num_chunks = jax.tree.leaves(batches)[0].shape[0]
+
+    def chunk_of(chunk):
+        return _without_masked_rows(*jax.tree.map(lambda x: x[chunk], (batches, mask)))
+
+    return chunk_of, num_chunks
+
+
+def _extra(shared, feed, key):
+    del key
+    mask = feed[3]
+    first = 0 if mask is None else jnp.argmax(jnp.any(mask, axis=-1))
+    return _full(shared, feed)[0](first)
+
+
+def _check(algorithm, state, cohort, feed, weights, num_steps):
+    batches, mask, probe_batches, probe_mask = feed
+    cohort = check_cohort(state, cohort)
+    (size,) = cohort.shape
+    _, steps, rows = checks.leading_axes("batches", batches, (size, None, None), "SKB")
+    if steps < 1 or rows < 1:
+        raise ValueError(
+            f"batches must hold at least one step and one row, got [K={steps}, B={rows}]."
+        )
+    if mask is not None:
+        mask = _check_mask("mask", mask, (size, steps, rows))
+    if algorithm.probe is not None:
+        if probe_batches is None:
+            raise ValueError(
+                "probe_batches must be given: this algorithm asks each client for a gradient at the"
+                " broadcast model before local work begins."
+            )
+        axes = checks.leading_axes("probe_batches", probe_batches, (size, None, None), "SPB")
+        if jax.tree.structure(probe_batches) != jax.tree.structure(batches):
+            raise ValueError(
+                "probe_batches must have the tree structure of batches,"
+                f" {jax.tree.structure(batches)}, got {jax.tree.structure(probe_batches)}."
+            )
+        if probe_mask is not None:
+            probe_mask = _check_mask("probe_mask", probe_mask, axes)
+    weights = check_weights(weights, size)
+    if num_steps is not None:
+        num_steps = check_num_steps(num_steps, size, steps)
+    _check_nobody_is_empty(cohort, mask, probe_mask, num_steps)
+    parts = jax.tree.map(jnp.asarray, (batches, mask, probe_batches, probe_mask))
+    return cohort, parts, weights, num_steps
+
+
+def _check_mask(name: str, mask: Any, shape: tuple[int, ...]) -> jax.Array:
+    if jnp.shape(mask) != shape:
+        raise ValueError(
+            f"{name} must have one entry per row of the batches, {list(shape)}, got shape"
+            f" {list(jnp.shape(mask))}."
+        )
+    return jnp.asarray(mask, bool)
+
+
+def _check_nobody_is_empty(cohort: Any, mask: Any, probe_mask: Any, num_steps: Any) -> None:
+    """Refuses masks that leave a client nothing to learn from: its zeros would count in every mean."""
+    if checks.is_traced(cohort, mask, probe_mask, num_steps):
+        return
+    taken = np.broadcast_to(np.inf if num_steps is None else np.asarray(num_steps), cohort.shape)
+    if mask is not None:
+        rows = np.any(mask, axis=2)
+        empty = np.argwhere(~rows & (np.arange(rows.shape[1]) < taken[:, None]))
+        if len(empty):
+            place, step = empty[0]
+            raise ValueError(
+                "mask must leave a row in every step that a client takes, got none for client"
+                f" {cohort[place]} in step {step}. num_steps says how many steps each client takes, 0"
+                " for one that has no data."
+            )
+    if probe_mask is not None:
+        empty = np.flatnonzero(~np.any(probe_mask, axis=(1, 2)) & (taken > 0))
+        if len(empty):
+            raise ValueError(
+                "probe_mask must leave a row for every client that takes part, got none for client"
+                f" {cohort[empty[0]]}. num_steps is 0 for a client that has no data."
+            )
+
+
+def check_cohort(state: FederatedState, cohort: Any) -> jax.Array:
+    """Client ids as int32 `[S]`: in the population, and no id twice where clients keep state."""
+    cohort = checks.as_array("cohort", cohort)
+    if jnp.ndim(cohort) != 1 or jnp.size(cohort) == 0:
+        raise ValueError(f"cohort must be a list of client ids [S], got shape {jnp.shape(cohort)}.")
+    if not jnp.issubdtype(jnp.result_type(cohort), jnp.integer):
+        raise ValueError(f"cohort must hold integers, got {jnp.result_type(cohort)}.")
+    if not checks.is_traced(cohort, state.num_clients):
+        ids, population = np.asarray(cohort), int(state.num_clients)
+        stateful = bool(jax.tree.leaves(state.clients))
+        if stateful and len(np.unique(ids)) < len(ids):
+            repeated = sorted({int(i) for i in ids if np.sum(ids == i) > 1})
+            raise ValueError(
+                f"cohort must not repeat a client whose state is kept, got {repeated} more than"
+                " once: both copies would write to the same state."
+            )
+        if len(ids) > population:
+            raise ValueError(
+                f"cohort must not be larger than the population of {population} clients, got"
+                f" {len(ids)} ids."
+            )
+        if ids.min() < 0 or ids.max() >= population:
+            raise ValueError(
+                f"cohort must hold ids in [0, {population - 1}], got {ids.min()} to {ids.max()}."
+            )
+    return jnp.asarray(cohort, jnp.int32)
+
+
+def check_weights(weights: Any, size: int) -> jax.Array | None:
+    """Aggregation weights `[S]`: finite, not negative, not all zero."""
+    if weights is None:
+        return None
+    weights = checks.as_array("weights", weights)
+    if jnp.shape(weights) != (size,):
+        raise ValueError(
+            f"weights must have one entry per client, [{size}], got shape {jnp.shape(weights)}."
+        )
+    if not checks.is_traced(weights):
+        known = np.asarray(weights, np.float64)
+        if not np.all(np.isfinite(known)):
+            raise ValueError(f"weights must be finite, got {known}.")
+        if known.min() < 0 or known.sum() == 0:
+            raise ValueError(f"weights must be at least 0 and not all 0, got {known}.")
+    return jnp.asarray(weights, jnp.result_type(float))
+
+
+def check_num_steps(num_steps: Any, size: int, steps: int) -> jax.Array:
+    """Local steps between 1 and the K that the batches hold; in `[S]` 0 for who never reported."""
+    num_steps = checks.as_array("num_steps", num_steps)
+    if jnp.shape(num_steps) not in ((), (size,)):
+        raise ValueError(
+            f"num_steps must be an int or have one entry per client, [{size}], got shape"
+            f" {jnp.shape(num_steps)}."
+        )
+    if not jnp.issubdtype(jnp.result_type(num_steps), jnp.integer):
+        raise ValueError(f"num_steps must be whole, got {jnp.result_type(num_steps)}.")
+    if not checks.is_traced(num_steps):
+        known = np.asarray(num_steps)
+        if known.min() < (0 if known.ndim else 1) or known.max() > steps:
+            raise ValueError(
+                f"num_steps must lie between 1 and {steps}, the steps that batches hold (or be 0 in a"
+                f" list, for a client that never reported), got {num_steps}."
+            )
+    return jnp.minimum(jnp.asarray(num_steps, jnp.int32), steps)

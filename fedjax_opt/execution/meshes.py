@@ -1,0 +1,239 @@
+"""Where arrays live on a mesh of devices, of one process or of many.
+
+A mesh has an axis of clients and may have an axis of the model. Clients are divided over the first; over
+the second each large array of a state is cut along its longest axis that divides evenly.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedjax_opt.core.state import FederatedState
+
+CLIENTS, MODEL = "clients", "model"
+
+# Arrays of fewer entries stay whole: bringing their parts together would take longer than it saves.
+_WHOLE = 1024
+
+# Arrays up to it cost less to copy next to each other than to send one by one.
+_SMALL_BYTES = 2**20
+
+
+@jax.tree_util.register_pytree_node_class
+class PerDevice:
+    """Arrays of which each device has its own part, next to each other along their leading axis."""
+
+    def __init__(self, tree: Any) -> None:
+        self.tree = tree
+
+    def tree_flatten(self) -> tuple[tuple[Any], None]:
+        """The arrays as the only child."""
+        return (self.tree,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: Any) -> "PerDevice":
+        """The same with other arrays."""
+        return cls(*children)
+
+
+def located(function: Callable[..., Any], *fixed: Any) -> Callable[..., Any]:
+    """A function of (examples, (offset, size), ...) for a device that looks the offset up itself."""
+    return partial(_located, function, fixed)
+
+
+def _located(function, fixed, own, feed, *rest):
+    examples, offsets = own.tree
+    client, size = feed
+    return function(*fixed, examples, (offsets[client], size), *rest)
+
+
+def specs_of(tree: Any) -> Any:
+    """What `shard_map` is told of a tree: each device sees all of it, but of `PerDevice` its own."""
+
+    def spec(x):
+        return PartitionSpec(CLIENTS) if isinstance(x, PerDevice) else PartitionSpec()
+
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, PerDevice))
+    if not any(isinstance(leaf, PerDevice) for leaf in leaves):
+        return PartitionSpec()
+    return jax.tree.map(spec, tree, is_leaf=lambda x: isinstance(x, PerDevice))
+
+
+def over_all_devices() -> Mesh:
+    """All devices of all processes, over which clients are divided."""
+    return Mesh(np.array(jax.devices()), (CLIENTS,))
+
+
+def checked(mesh: Mesh) -> Mesh:
+    """A mesh whose axes are known here, rebuilt: it may come with axes of another type."""
+    if mesh.axis_names not in ((CLIENTS,), (CLIENTS, MODEL)):
+        raise ValueError(
+            f"strategy.mesh must have the one axis {CLIENTS!r}, or {CLIENTS!r} and {MODEL!r}, got"
+            f" {mesh.axis_names}."
+        )
+    return Mesh(mesh.devices, mesh.axis_names)
+
+
+def num_parts(mesh: Mesh) -> int:
+    """Among how many devices, or groups of devices that share a model, clients are divided."""
+    return mesh.shape[CLIENTS]
+
+
+def is_simple(mesh: Mesh | None) -> bool:
+    """Whether every array of a state is whole on every device, and all devices are of this process."""
+    return mesh is None or not (mesh.is_multi_process or MODEL in mesh.axis_names)
+
+
+def is_divided(mesh: Mesh | None) -> bool:
+    """Whether devices have different clients; if they only share one model, there is but one part."""
+    return mesh is not None and (num_parts(mesh) > 1 or MODEL not in mesh.axis_names)
+
+
+def manual_axes(mesh: Mesh) -> dict[str, Any]:
+    """What `shard_map` is told: over the axis of the model, if any, the compiler divides by itself."""
+    return {"axis_names": frozenset({CLIENTS})} if MODEL in mesh.axis_names else {}
+
+
+def put(tree: Any, mesh: Mesh) -> Any:
+    """Arrays on the devices of the mesh: states as `shardings` says, the rest whole on each.
+
+    Every process has to have the same ones.
+    """
+    if is_simple(mesh):
+        return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+    return jax.tree.map(_put, tree, shardings(tree, mesh))
+
+
+def shardings(tree: Any, mesh: Mesh) -> Any:
+    """Where each array of a tree belongs.
+
+    Over the axis of the model, an array of a server's state, or of one client's, is cut along its
+    longest axis that divides evenly. Statistics of an optimiser have the shapes of the parameters, so
+    they are cut as these are.
+    """
+
+    def of_any(part):
+        if not isinstance(part, FederatedState):
+            return everywhere
+        rest = jax.tree.map(lambda _: everywhere, part)
+        return rest._replace(
+            server=jax.tree.map(lambda x: _cut(x, 0, mesh), part.server),
+            clients=table_shardings(part.clients, mesh),
+        )
+
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.map(of_any, tree, is_leaf=lambda x: isinstance(x, FederatedState))
+
+
+def table_shardings(clients: Any, mesh: Mesh) -> Any:
+    """Where each array of the clients' states, stacked `[R, ...]`, belongs."""
+    return jax.tree.map(lambda x: _cut(x, 1, mesh), clients)
+
+
+def made(make: Callable[[], Any], mesh: Mesh | None) -> Any:
+    """What a function returns, made where it belongs: a model may be too large for any one device."""
+    if mesh is None or MODEL not in mesh.axis_names:
+        return make()
+    return jax.jit(make, out_shardings=shardings(jax.eval_shape(make), mesh))()
+
+
+def settled(tree: Any, mesh: Mesh | None) -> Any:
+    """Inside a program: arrays where `put` puts them, so that the next round finds them there."""
+    if is_simple(mesh):
+        return tree
+    assert mesh is not None  # or it were simple
+    return jax.tree.map(jax.lax.with_sharding_constraint, tree, shardings(tree, mesh))
+
+
+def known_to_all(tree: Any, mesh: Mesh) -> Any:
+    """Inside a program: arrays that every device is to compute for itself, or to be told at once.
+
+    Without a word the compiler divides what belongs to a cohort over the devices that need it, and then
+    gathers it again wherever all of it is asked for: a small message each time, which costs as much
+    as that of a model where devices are in different processes.
+    """
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, everywhere), tree)
+
+
+def told_to_all(stacked: Any, mesh: Mesh) -> Any:
+    """Inside a program: of results by client, those that are one number each go to all processes."""
+    if not mesh.is_multi_process:
+        return stacked
+    return jax.tree.map(lambda x: known_to_all(x, mesh) if x.ndim == 1 else x, stacked)
+
+
+def summed(tree: Any, mesh: Mesh) -> Any:
+    """Inside `shard_map`: sums over the devices that have different clients.
+
+    Between processes each array is a message, so small ones travel together.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    if not mesh.is_multi_process:
+        return jax.lax.psum(tree, CLIENTS)
+    small: dict[Any, list[int]] = {}
+    for place, leaf in enumerate(leaves):
+        if leaf.nbytes <= _SMALL_BYTES:
+            small.setdefault(leaf.dtype, []).append(place)
+    for places in small.values():
+        joined = jnp.concatenate([leaves[place].reshape(-1) for place in places])
+        ends = np.cumsum([leaves[place].size for place in places])[:-1]
+        for place, part in zip(places, jnp.split(jax.lax.psum(joined, CLIENTS), ends), strict=True):
+            leaves[place] = part.reshape(leaves[place].shape)
+    together = {place for places in small.values() for place in places}
+    alone = [place for place in range(len(leaves)) if place not in together]
+    for place, total in zip(
+        alone, jax.lax.psum([leaves[place] for place in alone], CLIENTS), strict=True
+    ):
+        leaves[place] = total
+    return jax.tree.unflatten(structure, leaves)
+
+
+def fetched(tree: Any) -> Any:
+    """Arrays on the host, whole; what is divided over processes is brought together.
+
+    All processes must call it, on the same arrays.
+    """
+
+    def one(x):
+        if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:
+            return np.asarray(x)
+        from jax.experimental import multihost_utils
+
+        return multihost_utils.process_allgather(x, tiled=True)
+
+    return jax.tree.map(one, tree)
+
+
+def _cut(x: Any, first: int, mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, _spec(jnp.shape(x), first, mesh.shape.get(MODEL, 1)))
+
+
+def _spec(shape: tuple[int, ...], first: int, parts: int) -> PartitionSpec:
+    """The longest axis, from the first that may be cut, whose length the parts divide."""
+    able = [axis for axis in range(first, len(shape)) if shape[axis] % parts == 0]
+    if parts == 1 or not able or np.prod(shape[first:]) < _WHOLE:
+        return PartitionSpec()
+    axis = max(able, key=lambda axis: shape[axis])
+    return PartitionSpec(*[None] * axis, MODEL)
+
+
+def _put(x: Any, sharding: NamedSharding) -> Any:
+    """One array of all processes, from the same array in each; nothing is sent between them."""
+    if not sharding.mesh.is_multi_process:
+        return jax.device_put(x, sharding)
+    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        words = _put(jax.random.key_data(x), sharding)
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
+    # A number whose dtype gives way to others' would lose that; a program takes it as it is.
+    if isinstance(x, (bool, int, float, complex)) or getattr(x, "weak_type", False):
+        return x
+    if isinstance(x, jax.Array) and x.sharding == sharding:
+        return x
+    host = np.asarray(x).astype(jnp.result_type(x), copy=False)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])

@@ -1,0 +1,3 @@
+"""What outgrows a device: clients' states on the host or on disk."""
+
+from fedjax_opt.storage.client_store import ClientStore as ClientStore

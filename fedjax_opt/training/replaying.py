@@ -1,0 +1,241 @@
+"""A client's inputs in a file, and its work done again from there.
+
+The file is a plain `.npz`: arrays by name (`batches['x']`, `message.variables.params['w']`, `key`, ...)
+that `numpy.load` reads without pickle, and one text, `about`, in JSON: what failed, where, and with
+which versions.
+"""
+
+import json
+import pathlib
+import platform
+import zipfile
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.tree_util import Partial, keystr, tree_leaves_with_path
+
+from fedjax_opt.core.algorithm import Algorithm, Context, Kept, ProbeData, check_algorithm
+from fedjax_opt.core.messages import any_gradient
+from fedjax_opt.core.model import Model, Variables
+from fedjax_opt.engine import controller, local
+from fedjax_opt.engine.feeding import Feeding, probe_data
+
+_FORMAT = 1
+
+
+class Replay(NamedTuple):
+    """What a client's work gave when it was done again.
+
+    Attributes:
+      about: what was noted when it failed: 'round', 'client', 'stage', 'failed', 'traceback',
+        'versions'.
+      losses: the loss of each local step `[K]`; empty if its probe failed.
+      upload: what it would send; its report, if its probe failed.
+      client_state: what it would keep.
+    """
+
+    about: dict[str, Any]
+    losses: np.ndarray
+    upload: Any
+    client_state: Any
+
+
+def save(path: pathlib.Path, inputs: dict[str, Any], about: dict[str, Any]) -> None:
+    """Writes trees of arrays by name, and what is to be known about them."""
+    arrays, names, kinds = {}, {}, {}
+    for name, tree in inputs.items():
+        names[name] = []
+        for where, leaf in tree_leaves_with_path(tree):
+            array, full = np.asarray(leaf), name + keystr(where)
+            if array.dtype.kind == "V":  # bfloat16 and its like, which the format does not know
+                kinds[full] = array.dtype.name
+                array = array.view(f"uint{8 * array.dtype.itemsize}")
+            arrays[full] = array
+            names[name].append(full)
+    versions = {name: version(name) for name in ("jax", "jaxlib", "numpy")}
+    versions["python"] = platform.python_version()
+    known = {"format": _FORMAT, "versions": versions, "arrays": names, "dtypes": kinds}
+    np.savez(path, allow_pickle=False, about=np.array(json.dumps(about | known)), **arrays)
+
+
+def skeleton(tree: Any) -> Any:
+    """The structure of nested dicts, lists and tuples, as JSON holds it; None for a leaf."""
+    if isinstance(tree, dict):
+        return {"dict": [[key, skeleton(tree[key])] for key in sorted(tree)]}
+    if isinstance(tree, (list, tuple)):
+        return {type(tree).__name__: [skeleton(part) for part in tree]}
+    return None if hasattr(tree, "dtype") else {type(tree).__name__: []}
+
+
+def replay(
+    path: str | pathlib.Path,
+    algorithm: Any,
+    model: Model,
+    variables: Variables | None = None,
+    stop_at_nan: bool = False,
+) -> Replay:
+    """Does the work of a client again that failed in `simulate(..., debug=folder)`.
+
+    Nothing is compiled: a breakpoint or a print in the model's loss sees numbers. Whatever error the
+    client raised is raised again, from the same line.
+
+    Args:
+      path: the file; `DebugError.path` is its name.
+      algorithm: the algorithm of the run, or the function of the learning rate.
+      model: the model of the run, with or without changes that should help.
+      variables: any variables of the model, for their structure; None to ask `model.init`.
+      stop_at_nan: whether to raise a FloatingPointError where the first NaN arises.
+
+    Returns:
+      A `Replay`.
+
+    Raises:
+      ValueError: if the file is no such file, or of another model or algorithm.
+
+    Example:
+      >>> import tempfile
+      >>> import numpy as np
+      >>> import fedjax_opt as fo
+      >>> model, data, optimum = fo.data.quadratics(num_clients=4, dimension=2)
+      >>> algorithm = fo.attacks.nan_upload(fo.fedavg(fo.optimizers.sgd(0.1)), clients=[2])
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     try:
+      ...         fo.simulate(
+      ...             algorithm, model, data, rounds=3, cohort_size=4, batch_size=1, local_steps=2,
+      ...             debug=folder, progress=False,
+      ...         )
+      ...     except fo.DebugError as error:
+      ...         again = fo.replay(error.path, algorithm, model)
+      >>> again.about["client"], bool(np.isnan(again.upload.params["x"]).all())
+      (2, True)
+    """
+    arrays, about = _load(pathlib.Path(path))
+    if not isinstance(algorithm, Algorithm):
+        algorithm = controller.build(algorithm, jnp.asarray(about["learning_rate"]))
+    check_algorithm(algorithm)
+    leaves = {
+        name: [arrays[full] for full in full_names] for name, full_names in about["arrays"].items()
+    }
+    batches = _rebuilt(about["batches"], iter(leaves["batches"]))
+    if variables is None:
+        first = jax.tree.map(lambda x: x[0], batches)
+        variables = jax.eval_shape(model.init, jax.random.key(0), first)
+    key = jax.random.wrap_key_data(leaves["key"][0], impl=about["key_impl"])
+    shapes = jax.eval_shape(lambda v: _shapes(algorithm, v), variables)
+    parts = {
+        name: _in_shape(name, shape, leaves[name], about["stage"])
+        for name, shape in zip(
+            ("message", "client_state", "report", "own_report"), shapes, strict=True
+        )
+    }
+    with jax.disable_jit(), jax.debug_nans(stop_at_nan):
+        if about["stage"] == "probe":
+            return _probe(about, algorithm, model, parts, leaves, key)
+        return _work(about, algorithm, model, parts, leaves, batches, key)
+
+
+def _work(about, algorithm, model, parts, leaves, batches, key):
+    mask = leaves["mask"][0] if leaves["mask"] else None
+    losses = []
+
+    def step(inner, state, objective, batch, context):
+        state, evaluation = inner(state, objective, batch, context)
+        if not isinstance(
+            evaluation.loss, Tracer
+        ):  # its shape is asked for once before the first step
+            losses.append(np.asarray(evaluation.loss))
+        return state, evaluation
+
+    def draw(feed, key, k):
+        del feed, key
+        return jax.tree.map(lambda x: x[k], (batches, mask))
+
+    num_steps = leaves["num_steps"][0]
+    context = Context(
+        message=parts["message"], client=parts["client_state"], report=parts["report"],
+        own_report=parts["own_report"], num_steps=num_steps, step=jnp.zeros((), jnp.int32),
+        participation=leaves["participation"][0], round=jnp.int32(about["round"]),
+        id=jnp.int32(about["client"]),
+    )  # fmt: skip
+    noting = algorithm._replace(step=Partial(step, algorithm.step))
+    upload, state, *_ = local.work(noting, model, draw, (), key, context, num_steps).whole()
+    return Replay(about, np.array(losses), upload, state)
+
+
+def _probe(about, algorithm, model, parts, leaves, key):
+    def tree(name):
+        return _rebuilt(about["batches"], iter(leaves[name]))
+
+    batches, masks = tree("probe_batches"), leaves["probe_mask"]
+    extra_mask = leaves["extra_mask"][0] if leaves["extra_mask"] else None
+
+    def full(shared, feed):
+        del shared, feed
+        count = jax.tree.leaves(batches)[0].shape[0]
+        return lambda i: jax.tree.map(lambda x: x[i], (batches, masks[0] if masks else None)), count
+
+    def extra(shared, feed, key):
+        del shared, feed, key
+        return tree("extra_batch"), extra_mask
+
+    feeding = Feeding(draw=None, full=full, extra=extra, shared=(), feed=())  # type: ignore[arg-type]
+    data = probe_data(model, feeding, (), (), key, jnp.int32(about["client"]))
+    report = algorithm.probe(parts["message"], parts["client_state"], data)
+    return Replay(about, np.zeros(0), report, parts["client_state"])
+
+
+def _load(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    try:
+        # Opened here: of a damaged file, NumPy would leave it open.
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            about = json.loads(str(file["about"]))
+            arrays = {name: file[name] for name in file.files if name != "about"}
+    except FileNotFoundError:
+        raise ValueError(f"path must be a file of a debug run, but there is no {path}.") from None
+    except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is not a file of a debug run, or is damaged: {error}") from error
+    if not isinstance(about, dict) or about.get("format") != _FORMAT:
+        raise ValueError(f"{path} is not a file of a debug run of format {_FORMAT}.")
+    for name, kind in about["dtypes"].items():
+        arrays[name] = arrays[name].view(jnp.dtype(kind))
+    return {name: jnp.asarray(array) for name, array in arrays.items()}, about
+
+
+def _rebuilt(structure: Any, leaves: Any) -> Any:
+    if structure is None:
+        return next(leaves)
+    ((kind, parts),) = structure.items()
+    if kind == "dict":
+        return {key: _rebuilt(part, leaves) for key, part in parts}
+    if kind not in ("list", "tuple"):
+        raise ValueError(f"Batches must be dicts, lists and tuples to be replayed, got a {kind}.")
+    return (list if kind == "list" else tuple)(_rebuilt(part, leaves) for part in parts)
+
+
+def _shapes(algorithm: Algorithm, variables: Any) -> tuple[Any, Any, Any, Any]:
+    """Message, client state, the cohort's report and the client's own, of these structures."""
+    message, client = (
+        algorithm.broadcast(algorithm.init(variables)),
+        algorithm.init_client(variables),
+    )
+    own: Any = ()
+    if algorithm.probe is not None:
+        own = algorithm.probe(message, client, ProbeData(any_gradient, any_gradient))
+    return message, client, own.shared if isinstance(own, Kept) else own, own
+
+
+def _in_shape(name: str, shape: Any, leaves: list[Any], stage: str) -> Any:
+    if stage == "probe" and name in ("report", "own_report"):
+        return ()
+    wanted = [tuple(x.shape) for x in jax.tree.leaves(shape)]
+    found = [tuple(x.shape) for x in leaves]
+    if wanted != found:
+        raise ValueError(
+            f"The file's {name} has the shapes {found}, but this algorithm and model have {wanted}: they"
+            " are not those of the run that failed."
+        )
+    return jax.tree.unflatten(jax.tree.structure(shape), leaves)
