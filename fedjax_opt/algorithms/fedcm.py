@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from jax.tree_util import Partial
 
-from fedjax_opt.algorithms import inversion
+from fedjax_opt.algorithms import _inversion as inversion
 from fedjax_opt.algorithms.fedavg import Local, descend, finish, same_message
 from fedjax_opt.core import Algorithm, Variables, checks, move, no_client_state, trees
 from fedjax_opt.optimizers import Triple

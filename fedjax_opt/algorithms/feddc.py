@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from jax.tree_util import Partial
 
-from fedjax_opt.algorithms import inversion
+from fedjax_opt.algorithms import _inversion as inversion
 from fedjax_opt.algorithms.fedavg import descend
 from fedjax_opt.algorithms.fedcm import start_with_count
 from fedjax_opt.core import Algorithm, Uniform, Variables, checks, difference, move, trees

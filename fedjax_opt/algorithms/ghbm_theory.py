@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from fedjax_opt.algorithms import inversion
+from fedjax_opt.algorithms import _inversion as inversion
 from fedjax_opt.algorithms.fedavg import descend, finish
 from fedjax_opt.algorithms.fedcm import mix, start_with_count
 from fedjax_opt.core import (

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from jax.tree_util import Partial
 
+from fedjax_opt.algorithms._inversion import check_plain, init_plain
 from fedjax_opt.algorithms.fedavg import descend
-from fedjax_opt.algorithms.inversion import check_plain, init_plain
 from fedjax_opt.algorithms.mimelite import mimelite
 from fedjax_opt.core import Algorithm, checks, trees
 from fedjax_opt.optimizers import Triple

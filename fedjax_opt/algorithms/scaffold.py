@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import optax
 from jax.tree_util import Partial
 
-from fedjax_opt.algorithms import inversion
+from fedjax_opt.algorithms import _inversion as inversion
 from fedjax_opt.algorithms.fedavg import descend, same_message
 from fedjax_opt.core import Algorithm, Kept, Uniform, Variables, checks, difference, move, trees
 from fedjax_opt.optimizers.triple import local_form

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from jax.tree_util import Partial
 
-from fedjax_opt.algorithms import inversion
+from fedjax_opt.algorithms import _inversion as inversion
 from fedjax_opt.algorithms.fedavg import descend, same_message
 from fedjax_opt.algorithms.fedcm import mix
 from fedjax_opt.algorithms.scaffold import Local, add_to_mean, finish, init_client, upload_control

@@ -1,9 +1,10 @@
 """Algorithms, wrappers, controllers, tasks and their parts by name.
 
-A new algorithm is one line here. If its clients may have one of several optimisers it has a name for
-each, `fedgbo-adam`; all others have SGD there, CE-FedAvg has Adam.
+A new algorithm needs nothing here: its clients have SGD. One that is named by the optimiser of its
+clients, such as `fedgbo-adam`, is in `_NAMED_BY_OPTIMIZER`.
 """
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -48,22 +49,20 @@ def _adaptive_fedopt(optimizer: Any) -> Recipe:
     return derive(name, alg.adaptive_fedopt, {**_SGD, "server": server})
 
 
+_NAMED_BY_OPTIMIZER = (alg.mfl, alg.fedgbo, alg.mime, alg.mimelite, alg.mimexlite)
+_NOT_WITH_SGD_ALONE = (*_NAMED_BY_OPTIMIZER, alg.adaptive_fedopt, alg.ce_fedavg, alg.pfedme)
+_WITH_SGD = [
+    constructor
+    for constructor in vars(alg).values()
+    if inspect.isfunction(constructor) and constructor not in _NOT_WITH_SGD_ALONE
+]
+
 #: Algorithms by name.
 ALGORITHMS: dict[str, Recipe] = {
-    **_each((alg.fedavg, alg.dsgd, alg.fedprox, alg.fedmax, alg.moon), _SGD),
-    **_each((alg.fedavgm, alg.fedadam, alg.fedyogi, alg.fedadagrad), _SGD),
+    **_each(_WITH_SGD, _SGD),
     **_by_name(map(_adaptive_fedopt, _THREE)),
-    **_with_three(alg.mfl),
-    **_with_three(alg.fedgbo),
-    **_with_three(alg.mime),
-    **_with_three(alg.mimelite),
-    **_with_three(alg.mimexlite),
-    **_each((alg.mimemom, alg.scaffold, alg.scaffold_m), _SGD),
-    **_each((alg.fedacg, alg.fedcm, alg.fedadc), _SGD),
-    **_each((alg.ghbm, alg.ghbm_theory, alg.ghbm_server, alg.localghbm, alg.fedhbm), _SGD),
-    **_each((alg.feddyn, alg.adabest, alg.feddc), _SGD),
+    **{name: r for each in _NAMED_BY_OPTIMIZER for name, r in _with_three(each).items()},
     **_each((alg.ce_fedavg,), _clients(optimizers.adam)),
-    **_each((alg.compressed_fedavg, alg.per_fedavg, alg.independent), _SGD),
     **_each((alg.pfedme,), _clients(optimizers.sgd, learning_rate="inner_learning_rate")),
 }
 

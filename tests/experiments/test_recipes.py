@@ -82,7 +82,6 @@ def structure(kind, name):
 
 
 def test_every_algorithm_has_a_recipe():
-    """A new one joins with a line in recipes.py."""
     public = {name for name, value in functions(fo).items() if "algorithms" in value.__module__}
     assert public == set(functions(algorithms))
     assert {name.split("-")[0] for name in ALGORITHMS} == public
