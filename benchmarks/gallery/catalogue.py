@@ -79,6 +79,7 @@ class Entry(NamedTuple):
 ENTRIES = {
     "fedavg": Entry("FedAvg", "average", "fo.fedavg(opt.sgd(eta))"),
     "dsgd": Entry("Distributed SGD", "average", "fo.dsgd(opt.sgd(eta))"),
+    "fednova": Entry("FedNova", "average", "fo.fednova(opt.sgdm(eta, beta=0.9))"),
     "fedprox": Entry("FedProx", "loss", "fo.fedprox(opt.sgd(eta), mu=0.1)"),
     "fedmax": Entry("FedMAX", "loss", "fo.fedmax(opt.sgd(eta), beta=1.0)"),
     "moon": Entry("MOON", "loss", "fo.moon(opt.sgd(eta), mu=1.0, temperature=0.5)"),

@@ -16,6 +16,7 @@ from fedjax_opt.algorithms.feddc import feddc as feddc
 from fedjax_opt.algorithms.feddyn import feddyn as feddyn
 from fedjax_opt.algorithms.fedgbo import fedgbo as fedgbo
 from fedjax_opt.algorithms.fedmax import fedmax as fedmax
+from fedjax_opt.algorithms.fednova import fednova as fednova
 from fedjax_opt.algorithms.fedprox import fedprox as fedprox
 from fedjax_opt.algorithms.ghbm import fedadc as fedadc
 from fedjax_opt.algorithms.ghbm import ghbm as ghbm

@@ -36,6 +36,7 @@ ALWAYS = ("full", "cyclic", "random")
 ROWS = {
     "dsgd": Row(lambda lr: fo.dsgd(opt.sgd(lr)), FULL, learning_rate=0.4),
     "fedavg": Row(lambda lr: fo.fedavg(opt.sgd(lr), 0.9)),
+    "fednova": Row(lambda lr: fo.fednova(opt.sgdm(lr, 0.5), 0.9)),
     "fedprox": Row(lambda lr: fo.fedprox(opt.sgd(lr), 0.3)),
     "fedavgm": Row(lambda lr: fo.fedavgm(opt.sgd(lr), 0.5, 0.7)),
     "fedadam": Row(lambda lr: fo.fedadam(opt.sgd(lr), 0.1, eps=0.1, initial_v=0.01)),

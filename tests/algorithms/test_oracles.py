@@ -112,6 +112,12 @@ def _regularised(algorithm, oracle, *hyper, clients=True):
 
 CASES = {
     "fedavg": _plain(fo.fedavg, ref.fedavg)._replace(lost=("pseudo_gradient",)),
+    "fednova": Case(
+        lambda h, local: fo.fednova(local(opt.sgdm(h["lr"], h["beta"])), h["server_lr"]),
+        ref.fednova,
+        STEP | dict(BETA),
+        {},
+    ),
     "fedprox": _plain(fo.fedprox, ref.fedprox, (("mu", "mu"),)),
     **{
         f"adaptive-{server}": _adaptive(server)

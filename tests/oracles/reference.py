@@ -219,6 +219,35 @@ def fedavg(params, rounds, gradient, *, lr, server_lr=1.0, weight_decay=0.0):
     return history
 
 
+def fednova(params, rounds, gradient, *, lr, beta, server_lr=1.0, weight_decay=0.0):
+    """FedNova with momentum (1 - beta) g + beta m on the clients, fresh in every round.
+
+    Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization,
+    NeurIPS 2020, equation 9; ||a||_1 in closed form, as in its Section 4 for momentum.
+    """
+    x, history = params, []
+    for rnd in rounds:
+        deltas, losses, lengths = [], [], []
+        for batches in rnd["batches"]:
+            y, m = x, _full_like(x, 0.0)
+            for batch in batches:
+                loss, g = gradient(y, *batch)
+                g = _add_scaled(g, weight_decay, y)
+                m = _map(lambda g, m: (1 - beta) * g + beta * m, g, m)
+                y = _add_scaled(y, -lr, m)
+                losses.append(loss)
+            deltas.append(_sub(y, x))
+            steps = len(batches)
+            lengths.append(steps - beta * (1 - beta**steps) / (1 - beta))
+        weights = _aggregation_weights(rnd)
+        mean_length = sum(w * a for w, a in zip(weights, lengths, strict=True))
+        directions = [_map(lambda d: d / a, d) for d, a in zip(deltas, lengths, strict=True)]  # noqa: B023
+        step = _weighted_sum(weights, directions)
+        x = _add_scaled(x, server_lr * mean_length, step)
+        history.append(_entry(rnd, x, deltas, losses))
+    return history
+
+
 def _init_server(server, params, v0):
     """Initial server statistics: m = 0, v = v0."""
     names = {
