@@ -23,8 +23,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from fedjax_opt.controllers.by_rounds import check_rate, check_steps, whole_steps
-from fedjax_opt.core import Info, StaticInt, checks
-from fedjax_opt.engine import Controller
+from fedjax_opt.core import Controller, Info, StaticInt, checks
 
 
 class Window(NamedTuple):

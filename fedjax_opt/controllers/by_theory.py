@@ -23,8 +23,7 @@ from jax.tree_util import Partial
 from fedjax_opt.bounds import FedAvgConstants, Link, best_local_steps
 from fedjax_opt.controllers.by_error import Window, add_to_window, empty_window
 from fedjax_opt.controllers.by_rounds import check_steps
-from fedjax_opt.core import StaticInt, checks
-from fedjax_opt.engine import Controller
+from fedjax_opt.core import Controller, StaticInt, checks
 
 
 class TheoryState(NamedTuple):
