@@ -223,6 +223,11 @@ class Scheduled(NamedTuple):
     make: Callable[[Any], Algorithm]
     setting: Any
 
+    def __getattr__(self, name: str) -> Any:
+        if name in Algorithm._fields:  # a wrapper takes it for an Algorithm
+            check_algorithm(self)
+        raise AttributeError(f"Scheduled has no attribute {name!r}.")
+
 
 def check_algorithm(algorithm: Any) -> None:
     """Refuses what is not an algorithm, such as a constructor that was not called."""

@@ -162,9 +162,12 @@ class Federation:
         return least if least == most else None
 
     def __repr__(self) -> str:
-        parts = [_name_of(self.model), f"{self.num_clients} clients"]
-        if not isinstance(self.clients, int):
-            parts.append(f"{_rows(self.clients)} examples")
+        parts = [_name_of(self.model)]
+        if isinstance(self.clients, int):
+            parts.append(f"{self.clients} clients")
+        else:
+            sizes = getattr(self.clients, "sizes", None)
+            parts += [f"{_rows(sizes)} clients", f"{_rows(self.clients)} examples"]
         if self.cohort is not None:
             parts.append(f"cohort {getattr(self.cohort, 'size', '?')}")
         if self.local_steps is not None:

@@ -8,7 +8,7 @@ from fedjax_opt.core import checks
 from fedjax_opt.core.algorithm import Algorithm, Scheduled, StaticInt
 from fedjax_opt.core.client_data import in_memory
 from fedjax_opt.core.controller import Controls, first_algorithm, started
-from fedjax_opt.core.federation import Federation, check_nouns, controls_of
+from fedjax_opt.core.federation import Federation, controls_of
 from fedjax_opt.core.state import FederatedState, check_state
 from fedjax_opt.core.struct import changed, struct
 from fedjax_opt.engine import diagnostics as watching
@@ -63,15 +63,13 @@ def prepare(
     state: FederatedState,
     strategy: str | Strategy,
     diagnostics: Any,
-    call: str,
+    verb: str,
 ) -> tuple[Prepared, FederatedState]:
     """Checks what a verb that plays rounds was given.
 
     Returns:
       What its program is to be called with, and the state with a place for what controllers remember.
     """
-    check_nouns(algorithm, federation, call)
-    verb = call.partition("(")[0]
     _check_complete(federation, verb)
     check_state(first_algorithm(algorithm), state)
     count = federation.num_clients

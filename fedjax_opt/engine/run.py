@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_opt.core import checks, controller
 from fedjax_opt.core.algorithm import Algorithm, Scheduled, get_variables
-from fedjax_opt.core.federation import Epochs, Federation
+from fedjax_opt.core.federation import Epochs, Federation, check_nouns
 from fedjax_opt.core.info import Info
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.engine import batching as batches
@@ -86,9 +86,10 @@ def run_rounds(
       >>> jax.vmap(final_loss)(jnp.array([0.001, 0.01, 0.1])).shape
       (3,)
     """
-    rounds = checks.integer("rounds", rounds, low=1)
     call = "run_rounds(algorithm, federation, state, rounds)"
-    prepared, state = prepare(algorithm, federation, state, strategy, diagnostics, call)
+    check_nouns(algorithm, federation, call)
+    rounds = checks.integer("rounds", rounds, low=1)
+    prepared, state = prepare(algorithm, federation, state, strategy, diagnostics, "run_rounds")
     refuse_stored("federation.clients", prepared.federation.clients, "run_rounds")
     prepared = settle_strategy(prepared, state)
     if not meshes.is_simple(prepared.strategy.mesh) and not checks.is_traced(prepared, state):

@@ -275,7 +275,6 @@ def _prepare(
     # Only its structure is looked at.
     state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes._replace(key=()))
     state = state._replace(num_clients=np.int32(federation.num_clients))
-    call = "run_trials(model, data, trials)"
-    prepared, _ = prepare(algorithm, federation, state, "scan", diagnostics, call)
+    prepared, _ = prepare(algorithm, federation, state, "scan", diagnostics, "run_trials")
     shared = waves.Shared(prepared.replace(algorithm=()), federation.initial, test)
     return shared, clients

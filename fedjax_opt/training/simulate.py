@@ -110,11 +110,11 @@ def simulate(
       >>> result.history["loss"].shape
       (50,)
     """
+    check_nouns(algorithm, federation, _CALL)
     rounds = checks.integer("rounds", rounds, low=1)
     chunk = checks.integer("evaluate_every", evaluate_every, low=1)
     checks.choice("on_nonfinite", on_nonfinite, ("raise", "stop"))
     check_rollback(rollback)
-    check_nouns(algorithm, federation, _CALL)
     if isinstance(federation.local_steps, StaticInt):  # traced: another K compiles nothing
         federation = federation.replace(local_steps=jnp.asarray(int(federation.local_steps)))
     test, client_test = federation.test, federation.client_test
@@ -123,7 +123,7 @@ def simulate(
     make = partial(_first_state, first, federation, seed, clients)
     start = meshes.made(make, resolve(strategy).mesh) if state is None else state
     clients, start = clients.open(first, start)
-    prepared, start = prepare(algorithm, federation, start, strategy, diagnostics, _CALL)
+    prepared, start = prepare(algorithm, federation, start, strategy, diagnostics, "simulate")
     start, seen = clients.part(start, federation.cohort)
     prepared = settle_strategy(prepared, seen)
     copies = 2 if rollback is None or checkpoints is not None else 4
