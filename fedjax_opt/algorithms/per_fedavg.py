@@ -84,10 +84,9 @@ def per_fedavg(
       >>> import fedjax_opt as fo
       >>> model, data, _ = fo.data.quadratics(num_clients=4, dimension=2, num_examples=6)
       >>> algorithm = fo.per_fedavg(fo.optimizers.sgd(0.1), 0.2, hessian="exact")
-      >>> state = fo.init_state(algorithm, {"x": jnp.zeros(2)}, num_clients=4)
-      >>> run = fo.run_rounds(
-      ...     algorithm, model, data, state, 5, cohort_size=2, batch_size=6, local_steps=2
-      ... )
+      >>> state = fo.first_state(algorithm, {"x": jnp.zeros(2)}, num_clients=4)
+      >>> federation = fo.Federation(model, data, cohort=2, local_steps=2, batch_size=6)
+      >>> run = fo.run_rounds(algorithm, federation, state, 5)
       >>> adapted = fo.metrics.fine_tuned(
       ...     model, run.state.variables, data, fo.optimizers.sgd(0.2), steps=1, batch_size=6
       ... )

@@ -77,7 +77,7 @@ def pfedme(
       >>> import jax.numpy as jnp
       >>> import fedjax_opt as fo
       >>> algorithm = fo.pfedme(fo.optimizers.sgd(0.1), 15.0, learning_rate=0.01, inner_steps=5)
-      >>> state = fo.init_state(algorithm, {"w": jnp.ones(3)}, num_clients=4)
+      >>> state = fo.first_state(algorithm, {"w": jnp.ones(3)}, num_clients=4)
       >>> fo.personal_variables(algorithm, state)(2).params["w"].tolist()
       [1.0, 1.0, 1.0]
 

@@ -1,6 +1,5 @@
 """`--dry-run`: what an experiment would need, from shapes alone, and a guess at its time."""
 
-import inspect
 import time
 from typing import Any
 
@@ -8,15 +7,14 @@ import jax
 import numpy as np
 
 from fedjax_opt.cli.tables import duration, megabytes, print_table
-from fedjax_opt.core import Objective
-from fedjax_opt.engine import run_rounds
+from fedjax_opt.core import Federation, Objective
 from fedjax_opt.experiments.playing import Program, Setup
 from fedjax_opt.experiments.pricing import minibatch
 from fedjax_opt.tasks import Task
 
 # Rounds reach this share of the rate of large matrix products, give or take a factor of two.
 _EFFICIENCY = 0.4
-_BATCH_SIZE = inspect.signature(run_rounds).parameters["batch_size"].default
+_BATCH_SIZE = Federation.batch_size
 
 
 def print_plan(task: Task, setup: Setup) -> float:

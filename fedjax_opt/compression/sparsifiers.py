@@ -10,7 +10,7 @@ from fedjax_opt.compression.agreement import Name
 from fedjax_opt.compression.folding import count_true
 from fedjax_opt.compression.select import largest
 from fedjax_opt.core.algorithm import StaticInt
-from fedjax_opt.engine.permutation import permuted
+from fedjax_opt.core.permutation import permuted
 
 
 class Sparsifier(NamedTuple):

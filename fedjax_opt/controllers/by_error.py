@@ -23,8 +23,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from fedjax_opt.controllers.by_rounds import check_rate, check_steps, whole_steps
-from fedjax_opt.core import Info, StaticInt, checks
-from fedjax_opt.engine import Controller
+from fedjax_opt.core import Controller, Info, StaticInt, checks
 
 
 class Window(NamedTuple):
@@ -87,10 +86,10 @@ def steps_by_error(initial_steps: Any, window: int = 100) -> Controller:
     Example:
       >>> import fedjax_opt as fo
       >>> model, data, optimum = fo.data.quadratics(num_clients=8, dimension=3)
-      >>> result = fo.simulate(
-      ...     fo.fedavg(fo.optimizers.sgd(0.003)), model, data, rounds=40, cohort_size=8,
-      ...     batch_size=1, local_steps=fo.controllers.steps_by_error(100, window=5), progress=False,
-      ... )
+      >>> controller = fo.controllers.steps_by_error(100, window=5)
+      >>> federation = fo.Federation(model, data, cohort=8, local_steps=controller, batch_size=1)
+      >>> algorithm = fo.fedavg(fo.optimizers.sgd(0.003))
+      >>> result = fo.simulate(algorithm, federation, 40, progress=False)
       >>> steps = result.history["num_steps"].max(axis=1)
       >>> bool((steps[:5] == 100).all() and steps[-1] < 100)
       True
@@ -111,18 +110,17 @@ def rate_by_error(initial_rate: Any, window: int = 100) -> Controller:
       window: s, over how many rounds the error is averaged; eta stays eta_0 until so many were seen.
 
     Returns:
-      A `Controller` for `learning_rate`.
+      A `Controller` for `fo.scheduled`.
 
     Example:
       The algorithm is given as a function of its learning rate:
 
       >>> import fedjax_opt as fo
       >>> model, data, optimum = fo.data.quadratics(num_clients=8, dimension=3)
-      >>> result = fo.simulate(
-      ...     lambda eta: fo.fedavg(fo.optimizers.sgd(eta)), model, data, rounds=40, cohort_size=8,
-      ...     batch_size=1, local_steps=20, progress=False,
-      ...     learning_rate=fo.controllers.rate_by_error(0.003, window=5),
-      ... )
+      >>> federation = fo.Federation(model, data, cohort=8, local_steps=20, batch_size=1)
+      >>> controller = fo.controllers.rate_by_error(0.003, window=5)
+      >>> algorithm = fo.scheduled(lambda eta: fo.fedavg(fo.optimizers.sgd(eta)), controller)
+      >>> result = fo.simulate(algorithm, federation, 40, progress=False)
       >>> bool(result.history["learning_rate"][-1] < 0.003)
       True
 

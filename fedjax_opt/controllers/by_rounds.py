@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
-from fedjax_opt.core import checks
-from fedjax_opt.engine import Controller
+from fedjax_opt.core import Controller, checks
 
 
 def constant(value: Any) -> Controller:

@@ -23,8 +23,7 @@ from jax.tree_util import Partial
 from fedjax_opt.bounds import FedAvgConstants, Link, best_local_steps
 from fedjax_opt.controllers.by_error import Window, add_to_window, empty_window
 from fedjax_opt.controllers.by_rounds import check_steps
-from fedjax_opt.core import StaticInt, checks
-from fedjax_opt.engine import Controller
+from fedjax_opt.core import Controller, StaticInt, checks
 
 
 class TheoryState(NamedTuple):
@@ -88,10 +87,10 @@ def theory(
       ...     megabits=6.71, download_mbps=20.0, upload_mbps=5.0, seconds_per_step=0.017
       ... )
       >>> model, data, optimum = fo.data.quadratics(num_clients=8, dimension=3)
-      >>> result = fo.simulate(
-      ...     fo.fedavg(fo.optimizers.sgd(0.05)), model, data, rounds=30, cohort_size=4, batch_size=1,
-      ...     local_steps=fo.controllers.theory(constants, link, 0.05, 20, window=5), progress=False,
-      ... )
+      >>> controller = fo.controllers.theory(constants, link, 0.05, 20, window=5)
+      >>> federation = fo.Federation(model, data, cohort=4, local_steps=controller, batch_size=1)
+      >>> algorithm = fo.fedavg(fo.optimizers.sgd(0.05))
+      >>> result = fo.simulate(algorithm, federation, 30, progress=False)
       >>> steps = result.history["num_steps"].max(axis=1)
       >>> bool((steps[:5] == 20).all() and steps[-1] < steps[5])
       True

@@ -1,8 +1,8 @@
 """A step down once the validation error has stopped falling.
 
-The run evaluates the global model on `validation` every `validate_every` rounds. An evaluation that is
-not better than the best so far, by more than `tolerance`, counts against `patience`; when that is used
-up, K or eta is divided by `factor`, at most `times` times.
+The global model is evaluated on the federation's `validation` examples every so many rounds. An
+evaluation that is not better than the best so far, by more than `tolerance`, counts against `patience`;
+when that is used up, K or eta is divided by `factor`, at most `times` times.
 
 `optax.contrib.reduce_on_plateau` is the same idea for a learning rate, with its numbers compiled in;
 here they are leaves, and K may be controlled too.
@@ -18,8 +18,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial, register_static
 
 from fedjax_opt.controllers.by_rounds import check_rate, check_steps, whole_steps
-from fedjax_opt.core import checks
-from fedjax_opt.engine import Controller
+from fedjax_opt.core import Controller, checks
 
 
 class Plateau(NamedTuple):
@@ -37,6 +36,7 @@ class Plateau(NamedTuple):
 
 
 class _Rule(NamedTuple):
+    every: Any
     factor: Any
     patience: Any
     tolerance: Any
@@ -58,6 +58,7 @@ def steps_on_plateau(
     times: Any = 1,
     metric: str = "loss",
     maximise: bool = False,
+    every: int = 1,
 ) -> Controller:
     """K falls to `ceil(K_0 / factor)` once the validation error has stopped falling.
 
@@ -69,18 +70,20 @@ def steps_on_plateau(
       times: how often K may be divided.
       metric: what is watched: 'loss', or a metric of the model's by name, such as 'accuracy'.
       maximise: whether larger is better.
+      every: the rounds between evaluations.
 
     Returns:
-      A `Controller` for `local_steps`; the run needs `validation`.
+      A `Controller` for `local_steps`; the federation needs `validation`.
 
     Example:
       >>> import fedjax_opt as fo
       >>> model, data, optimum = fo.data.quadratics(num_clients=8, dimension=3)
-      >>> result = fo.simulate(
-      ...     fo.fedavg(fo.optimizers.sgd(0.05)), model, data, rounds=60, cohort_size=4,
-      ...     batch_size=1, local_steps=fo.controllers.steps_on_plateau(20, patience=5),
-      ...     validation=data.examples, progress=False,
+      >>> federation = fo.Federation(
+      ...     model, data, cohort=4, batch_size=1, validation=data.examples,
+      ...     local_steps=fo.controllers.steps_on_plateau(20, patience=5),
       ... )
+      >>> algorithm = fo.fedavg(fo.optimizers.sgd(0.05))
+      >>> result = fo.simulate(algorithm, federation, 60, progress=False)
       >>> sorted(set(result.history["num_steps"].max(axis=1).tolist()))
       [2, 20]
 
@@ -88,8 +91,9 @@ def steps_on_plateau(
       Mills, Hu and Min, Faster federated learning with decaying number of local SGD steps, Table 3.
     """
     initial = check_steps(initial_steps)
-    rule = _rule(factor, patience, tolerance, times, maximise)
-    return Controller(_init, Partial(_update, rule, _Name(metric)), Partial(_steps, rule, initial))
+    rule = _rule(every, factor, patience, tolerance, times, maximise)
+    update, value = Partial(_update, rule, _Name(metric)), Partial(_steps, rule, initial)
+    return Controller(_init, update, value, rule.every)
 
 
 def rate_on_plateau(
@@ -101,6 +105,7 @@ def rate_on_plateau(
     times: Any = 1,
     metric: str = "loss",
     maximise: bool = False,
+    every: int = 1,
 ) -> Controller:
     """The learning rate falls to `eta_0 / factor` once the validation error has stopped falling.
 
@@ -112,9 +117,10 @@ def rate_on_plateau(
       times: how often eta may be divided.
       metric: what is watched: 'loss', or a metric of the model's by name, such as 'accuracy'.
       maximise: whether larger is better.
+      every: the rounds between evaluations.
 
     Returns:
-      A `Controller` for `learning_rate`; the run needs `validation`.
+      A `Controller` for `fo.scheduled`; the federation needs `validation`.
 
     Example:
       >>> import fedjax_opt as fo
@@ -126,12 +132,14 @@ def rate_on_plateau(
       Mills, Hu and Min, Faster federated learning with decaying number of local SGD steps, Table 3.
     """
     initial = check_rate(initial_rate)
-    rule = _rule(factor, patience, tolerance, times, maximise)
-    return Controller(_init, Partial(_update, rule, _Name(metric)), Partial(_rate, rule, initial))
+    rule = _rule(every, factor, patience, tolerance, times, maximise)
+    update, value = Partial(_update, rule, _Name(metric)), Partial(_rate, rule, initial)
+    return Controller(_init, update, value, rule.every)
 
 
-def _rule(factor, patience, tolerance, times, maximise):
+def _rule(every, factor, patience, tolerance, times, maximise):
     return _Rule(
+        every=jnp.asarray(checks.integer("every", every, low=1), jnp.int32),
         factor=checks.number("factor", factor, low=1.0, open_low=True, open_high=True),
         patience=checks.number("patience", patience, low=1.0),
         tolerance=checks.number("tolerance", tolerance, low=0.0, open_high=True),
@@ -150,11 +158,12 @@ def _update(rule, metric, state, info):
     if name not in info.diagnostics:
         found = sorted(n for n in info.diagnostics if n.startswith("validation_"))
         raise ValueError(
-            f"A controller watches {name}, but the run"
+            f"A controller watches {name}, but the federation"
             + (f" has only {', '.join(found)}." if found else " was given no validation examples.")
         )
     value = info.diagnostics[name].astype(state.best.dtype)
-    seen = ~jnp.isnan(value)  # NaN where it was not this round's turn
+    # It is NaN where it was no controller's turn.
+    seen = ~jnp.isnan(value) & ((info.round + 1) % rule.every == 0)
     value = value * jnp.asarray(rule.sign, value.dtype)
     better = value < state.best - jnp.asarray(rule.tolerance, value.dtype)
     waited = jnp.where(better, 0, state.waited + 1)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fedjax_opt.controllers.by_error import rate_by_error, steps_by_error
 from fedjax_opt.controllers.by_rounds import constant, rate_by_rounds, steps_by_rounds
 from fedjax_opt.controllers.on_plateau import rate_on_plateau, steps_on_plateau
-from fedjax_opt.engine import Controller
+from fedjax_opt.core import Controller
 
 
 class Schedule(NamedTuple):

@@ -210,8 +210,33 @@ class Algorithm(_Functions):
         return cls(*iterable)
 
 
+class Scheduled(NamedTuple):
+    """An algorithm whose learning rate changes from round to round; see `scheduled`.
+
+    It is not an Algorithm: what a client or the server does in a round is known once its rate is.
+
+    Attributes:
+      make: learning rate -> Algorithm.
+      setting: the rate: a number, a function of the round or a `Controller`.
+    """
+
+    make: Callable[[Any], Algorithm]
+    setting: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name in Algorithm._fields:  # a wrapper takes it for an Algorithm
+            check_algorithm(self)
+        raise AttributeError(f"Scheduled has no attribute {name!r}.")
+
+
 def check_algorithm(algorithm: Any) -> None:
     """Refuses what is not an algorithm, such as a constructor that was not called."""
+    if isinstance(algorithm, Scheduled):
+        raise ValueError(
+            "algorithm must be an Algorithm here, got one that is scheduled. Wrap inside of the"
+            " function: fo.scheduled(lambda eta: fo.proximal(fo.fedavg(fo.optimizers.sgd(eta)), 0.1),"
+            " schedule)."
+        )
     if not isinstance(algorithm, Algorithm):
         raise ValueError(
             "algorithm must be an Algorithm, such as"

@@ -1,19 +1,23 @@
 """What is trained: a model is two functions, and its variables are split in two.
 
-    init(key, batch)            -> Variables(params, state)
-    loss(variables, batch, key) -> (scalar loss, Aux)
+    init(key, batch)                      -> Variables(params, state)
+    loss(variables, batch, key[, frozen]) -> (scalar loss, Aux)
 
 `params` are trained by gradients; `state` (batch statistics, counters) changes by being returned in
 `Aux.state`. `key` is None in evaluation: dropout is off and batch statistics are read, not updated.
+`frozen` is what the model reads and nobody changes, such as a pretrained base under adapters: it belongs
+to the model, so it is in no state, message, upload or checkpoint.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
 from fedjax_opt.core import checks
+from fedjax_opt.core.struct import struct
 
 
 class Variables(NamedTuple):
@@ -57,13 +61,16 @@ class Aux(NamedTuple):
     features: Any = None
 
 
-class Model(NamedTuple):
+@struct("init", "loss")
+class Model:
     """Two functions: how the variables begin, and what is to be made small.
 
     Attributes:
       init: (key, batch) -> Variables.
       loss: (variables, batch, key) -> (scalar loss, Aux). The loss is the mean over the batch, and
         `key` is None in evaluation.
+      frozen: arrays that the loss reads and that nobody changes; it then gets them as a fourth argument.
+        They are arguments of a program, and the functions are compiled in.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -82,7 +89,8 @@ class Model(NamedTuple):
     """
 
     init: Callable[[jax.Array, Any], Variables]
-    loss: Callable[[Variables, Any, jax.Array | None], tuple[jax.Array, Aux]]
+    loss: Callable[..., tuple[jax.Array, Aux]]
+    frozen: chex.ArrayTree = ()
 
 
 class Evaluation(NamedTuple):
@@ -119,7 +127,8 @@ class Objective(NamedTuple):
 
     def evaluate(self, variables: Variables, batch: Any) -> Evaluation:
         """The loss of the model (penalties left out), its next state, metrics and features."""
-        loss, aux = self.model.loss(variables, batch, self.key)
+        frozen = (self.model.frozen,) if jax.tree.leaves(self.model.frozen) else ()
+        loss, aux = self.model.loss(variables, batch, self.key, *frozen)
         _check_loss(loss, aux)
         if self.mask is not None:
             loss = _mask_loss(loss, aux, self.mask)

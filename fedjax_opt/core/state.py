@@ -66,17 +66,19 @@ def state_size(state: FederatedState) -> int:
     return leaves[0].shape[0] if leaves else 0
 
 
-def init_state(
+def first_state(
     algorithm: Algorithm, variables: Variables, num_clients: int, key: jax.Array | int = 0
 ) -> FederatedState:
-    """The state before the first round.
+    """The state before the first round, from what it is made of; `init_state` calls it.
+
+    It is for a round function of your own (`make_round`), or a server: whoever has no federation.
 
     Args:
       algorithm: the algorithm.
       variables: the initial model, as `model.init` returns it; bare params are taken as a model
         without non-trainable state.
       num_clients: N, the size of the population.
-      key: the run's key, or a seed for one.
+      key: the run's key, or a seed for one, which may be traced.
 
     Returns:
       A `FederatedState` whose round is 0.
@@ -85,7 +87,7 @@ def init_state(
       >>> import jax.numpy as jnp
       >>> import fedjax_opt as fo
       >>> algorithm = fo.scaffold(fo.optimizers.sgd(0.1))
-      >>> state = fo.init_state(algorithm, {"w": jnp.ones(3)}, num_clients=5)
+      >>> state = fo.first_state(algorithm, {"w": jnp.ones(3)}, num_clients=5)
       >>> state.clients.control["w"].shape
       (5, 3)
     """
@@ -102,14 +104,21 @@ def init_state(
             lambda leaf: jnp.broadcast_to(leaf, (num_clients, *jnp.shape(leaf))), one_client
         ),
         round=jnp.zeros((), jnp.int32),
-        key=_as_key(key),
+        key=as_key(key),
         num_clients=jnp.asarray(num_clients, jnp.int32),
     )
 
 
-def _as_key(key):
+def as_key(key: Any) -> jax.Array:
+    """A key of jax.random, from itself or from a seed."""
     if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
         return jax.random.key(int(key))
-    if not isinstance(key, jax.Array):
-        raise ValueError(f"key must be a key of jax.random or a whole number, got {key!r}.")
-    return key
+    if isinstance(key, jax.Array):
+        kind = key.dtype
+        if jnp.issubdtype(kind, jax.dtypes.prng_key) and not key.shape:
+            return key
+        if jnp.issubdtype(kind, jnp.integer) and not key.shape:
+            return jax.random.key(key)
+        if kind == jnp.uint32 and key.shape == (2,):  # as jax.random.PRNGKey makes them
+            return jax.random.wrap_key_data(key)
+    raise ValueError(f"key must be a key of jax.random or a whole number, got {key!r}.")

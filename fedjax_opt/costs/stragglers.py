@@ -11,10 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_opt.core import checks
+from fedjax_opt.core import Sampler, checks
 from fedjax_opt.costs.fleet import Devices
 from fedjax_opt.costs.runtime import client_seconds
-from fedjax_opt.engine import Sampler
 
 
 def expected_maximum(values: Any, size: Any) -> jax.Array:

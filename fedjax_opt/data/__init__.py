@@ -1,10 +1,11 @@
 """Federated data: where it comes from, how it is kept, split and preprocessed."""
 
+from fedjax_opt.core.client_data import ClientData as ClientData
+from fedjax_opt.core.client_data import StoredClients as StoredClients
+from fedjax_opt.core.client_data import Summary as Summary
 from fedjax_opt.data import preprocessing as preprocessing
 from fedjax_opt.data import text as text
 from fedjax_opt.data.balanced import balanced_dirichlet as balanced_dirichlet
-from fedjax_opt.data.client_data import ClientData as ClientData
-from fedjax_opt.data.client_data import Summary as Summary
 from fedjax_opt.data.digits import load_digits as load_digits
 from fedjax_opt.data.flips import with_flipped_labels as with_flipped_labels
 from fedjax_opt.data.gathering import collect as collect

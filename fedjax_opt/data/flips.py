@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_opt.core import checks
-from fedjax_opt.data.client_data import ClientData
+from fedjax_opt.core.client_data import ClientData
 
 
 def with_flipped_labels(
@@ -62,4 +62,4 @@ def with_flipped_labels(
         start = int(data.offsets[client])
         rows = slice(start, start + int(data.sizes[client]))
         labels[rows] = num_classes - 1 - labels[rows]
-    return ClientData({**data.examples, key: labels}, data.offsets, data.sizes), flipped
+    return ClientData({**data.examples, key: labels}, data.offsets, data.sizes, data.known), flipped

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_opt.core import checks
-from fedjax_opt.data.client_data import ClientData
+from fedjax_opt.core.client_data import ClientData
 
 Clients = Iterable[tuple[str, dict[str, Any]]]
 

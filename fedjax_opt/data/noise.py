@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_opt.core import checks
-from fedjax_opt.data.client_data import ClientData
+from fedjax_opt.core.client_data import ClientData
 
 
 def with_noise(
@@ -69,4 +69,4 @@ def with_noise(
         draw = generator.standard_normal(inputs[rows].shape).astype(inputs.dtype)
         moved = inputs[rows] + inputs.dtype.type(std) * draw
         inputs[rows] = moved if clip is None else np.clip(moved, *clip)
-    return ClientData({**data.examples, key: inputs}, data.offsets, data.sizes), noisy
+    return ClientData({**data.examples, key: inputs}, data.offsets, data.sizes, data.known), noisy

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_opt.core import checks
-from fedjax_opt.data.client_data import ClientData
+from fedjax_opt.core.client_data import ClientData, StoredClients
 
 # Ten colours that stay apart for colour-blind readers, on light and on dark paper.
 _COLOURS = (
@@ -98,7 +98,7 @@ def plot_split(
 
 def _coded(data: Any, client_ids: Any, label: Any) -> tuple[np.ndarray, ClientData]:
     """The classes, and the data with nothing but their numbers."""
-    if isinstance(data, ClientData):
+    if isinstance(data, (ClientData, StoredClients)):
         if client_ids is not None:
             raise ValueError("client_ids must be None if data is a ClientData: it has its own.")
         if not isinstance(data.examples, Mapping) or label not in data.examples:

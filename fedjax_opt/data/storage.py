@@ -7,6 +7,7 @@ for; `fo.simulate` then keeps the examples on the host and sends each chunk of r
 cohorts.
 """
 
+import dataclasses
 import functools
 import json
 import os
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_opt.data.client_data import ClientData
+from fedjax_opt.core.client_data import ClientData, StoredClients
 from fedjax_opt.data.gathering import Clients, gather
 from fedjax_opt.data.sources.columns import named
 
@@ -28,7 +29,9 @@ _FORMAT, _VERSION = "fedjax_opt clients", 2
 _PIECE = 2**24  # bytes that are read at once to verify
 
 
-def store(clients: Clients | ClientData, directory: str | os.PathLike[str]) -> ClientData:
+def store(
+    clients: Clients | ClientData | StoredClients, directory: str | os.PathLike[str]
+) -> StoredClients:
     """Writes clients one after the other into a directory, and opens it.
 
     The memory it needs is that of one client. If it is interrupted, the directory does not appear.
@@ -65,7 +68,7 @@ def store(clients: Clients | ClientData, directory: str | os.PathLike[str]) -> C
     return open_stored(target)
 
 
-def open_stored(directory: str | os.PathLike[str], verify: bool = False) -> ClientData:
+def open_stored(directory: str | os.PathLike[str], verify: bool = False) -> StoredClients:
     """Opens what `store` wrote, without reading the examples.
 
     Args:
@@ -92,9 +95,20 @@ def open_stored(directory: str | os.PathLike[str], verify: bool = False) -> Clie
         for name, about in index["arrays"].items()
     }
     try:
-        return ClientData.from_sizes(examples, sizes)
+        data = ClientData.from_sizes(examples, sizes)
     except ValueError as error:
         raise ValueError(f"{folder} is damaged: {error}") from error
+    files = _Files(folder.resolve(), index["crc32"], examples)
+    return StoredClients(data.offsets, data.sizes, files, data.known)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Files:
+    """The arrays of a directory, compared by where it is and by what its index says of them."""
+
+    folder: pathlib.Path
+    checksum: int
+    arrays: dict[str, np.memmap] = dataclasses.field(compare=False, repr=False)
 
 
 def stored_names(directory: str | os.PathLike[str]) -> list[str]:
@@ -121,8 +135,8 @@ def stored_names(directory: str | os.PathLike[str]) -> list[str]:
     return names
 
 
-def _pairs(clients: Clients | ClientData) -> Iterator[tuple[str, dict[str, Any]]]:
-    if not isinstance(clients, ClientData):
+def _pairs(clients: Clients | ClientData | StoredClients) -> Iterator[tuple[str, dict[str, Any]]]:
+    if not isinstance(clients, (ClientData, StoredClients)):
         yield from clients
         return
     for client in range(len(clients)):
@@ -217,9 +231,10 @@ def _read_index(folder: pathlib.Path) -> dict[str, Any]:
     for name, about in {**arrays, **others}.items():
         if not isinstance(about, dict) or not isinstance(about.get("crc32"), int):
             raise ValueError(f"{folder / _INDEX} is damaged: it has no checksum of {name!r}.")
-    if index.pop("crc32", None) != _own_checksum(index):
+    sealed = index.pop("crc32", None)
+    if sealed != _own_checksum(index):
         raise ValueError(f"{folder / _INDEX} is damaged: it does not have its own checksum.")
-    return index
+    return index | {"crc32": sealed}
 
 
 def _can_be_stored(name: str) -> bool:
@@ -227,7 +242,7 @@ def _can_be_stored(name: str) -> bool:
     return pathlib.PurePath(name).name == name and name != _SIZES
 
 
-def _open(path: pathlib.Path, about: dict[str, Any], verify: bool) -> np.ndarray:
+def _open(path: pathlib.Path, about: dict[str, Any], verify: bool) -> np.memmap:
     """An array, after checking what its file says about it, and if asked for its content."""
     array = _load(path)
     with open(path, "rb") as file:
@@ -248,7 +263,7 @@ def _open_sizes(folder: pathlib.Path, index: dict[str, Any]) -> np.ndarray:
     return sizes
 
 
-def _load(path: pathlib.Path) -> np.ndarray:
+def _load(path: pathlib.Path) -> np.memmap:
     with named(path, "is damaged"):
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     if not array.ndim:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt.core import Aux, Model, Variables, checks
-from fedjax_opt.data.client_data import ClientData
+from fedjax_opt.core.client_data import ClientData
 
 
 def quadratics(

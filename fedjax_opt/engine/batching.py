@@ -6,11 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_opt.core.permutation import permuted
 from fedjax_opt.engine.feeding import Feeding
-from fedjax_opt.engine.permutation import permuted
 from fedjax_opt.execution.meshes import PerDevice, located
-
-BATCHINGS = ("shuffled", "replacement")
 
 # Keeps the stream that chooses rows apart from the one that a model's dropout uses.
 _ROWS = 2**31 - 3

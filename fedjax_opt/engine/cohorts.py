@@ -9,26 +9,10 @@ from jax.tree_util import Partial
 
 from fedjax_opt.core import checks
 from fedjax_opt.core.algorithm import as_partial
-from fedjax_opt.engine.permutation import permuted
-from fedjax_opt.engine.sampler import Sampler as Sampler
-from fedjax_opt.engine.sampler import unreliable as unreliable
-
-
-def uniform(size: int) -> Sampler:
-    """S different clients, every set of S equally likely; the time does not grow with N.
-
-    Args:
-      size: S, the size of the cohort.
-
-    Example:
-      >>> import jax
-      >>> import fedjax_opt as fo
-      >>> ids, present = fo.cohorts.uniform(3).draw(jax.random.key(0), 0, 3)
-      >>> sorted(ids.tolist())
-      [0, 1, 2]
-    """
-    size = checks.integer("size", size, low=1)
-    return Sampler(Partial(_uniform), size)
+from fedjax_opt.core.permutation import permuted
+from fedjax_opt.core.sampler import Sampler as Sampler
+from fedjax_opt.core.sampler import uniform as uniform
+from fedjax_opt.core.sampler import unreliable as unreliable
 
 
 def cyclic(size: int) -> Sampler:
@@ -125,11 +109,6 @@ def available(size: int, availability: Any) -> Sampler:
     checks.number("availability", availability, low=0.0, high=1.0)
     trace = jnp.atleast_2d(availability)
     return Sampler(Partial(_available, trace), size, trace.shape[1])
-
-
-def _uniform(size, key, round_number, num_clients):
-    slots = jnp.arange(size, dtype=jnp.int32)
-    return permuted(jax.random.fold_in(key, round_number), slots, num_clients), _all_filled(size)
 
 
 def _cyclic(size, key, round_number, num_clients):

@@ -6,11 +6,13 @@
                         the same minibatch: what local steps change in the mean gradient
     momentum_deviation  ||m / ||m|| - f' / ||f'|| ||, with m what the server believes the gradient to be
                         and f' the gradient of all clients on all of their data, at the global model
+    user_metrics        each client's model on the client's own examples, by local step
     upload_bytes        what a client of the cohort sends on average, report included: what a codec makes
                         of it, or the arrays themselves
 
 The first two cost a pass over the model per client, the third one or two gradients per local step, the
-fourth a pass over all data per round, the last nothing that a codec does not do anyway. Momentum has a
+fourth a pass over all data per round, the fifth a pass over the client's test examples per local step,
+the last nothing that a codec does not do anyway. Momentum has a
 unit of its own in every algorithm (a gradient, a sum of them, a displacement), so its direction is
 compared: 0 is the gradient's, sqrt(2) is at a right angle to it, 2 is the opposite. It is NaN while
 there is no momentum yet.
@@ -37,9 +39,10 @@ NAMES = (
     "perturbation_norm",
     "momentum_deviation",
     "upload_bytes",
+    "user_metrics",
 )
 # Those that need no more than the round's own minibatches.
-OF_A_ROUND = tuple(name for name in NAMES if name != "momentum_deviation")
+OF_A_ROUND = tuple(name for name in NAMES if name not in ("momentum_deviation", "user_metrics"))
 
 
 def check(names: Sequence[str], allowed: tuple[str, ...] = NAMES) -> tuple[str, ...]:
@@ -52,7 +55,7 @@ def check(names: Sequence[str], allowed: tuple[str, ...] = NAMES) -> tuple[str, 
             raise ValueError(f"diagnostics must be among {', '.join(NAMES)}; got {name!r}.")
         if name not in allowed:
             raise ValueError(
-                f"diagnostics={name!r} needs the data of all clients, which a round over explicit"
+                f"diagnostics={name!r} needs data of the clients, which a round over explicit"
                 " minibatches does not have: use run_rounds or simulate."
             )
     return tuple(name for name in NAMES if name in names)

@@ -11,6 +11,7 @@ from jax.tree_util import Partial
 
 from fedjax_opt.core import checks, trees
 from fedjax_opt.core.algorithm import Algorithm, as_partial
+from fedjax_opt.core.client_data import in_memory
 from fedjax_opt.core.model import Model, Objective, Variables
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.engine.batching import steps_per_epoch
@@ -41,16 +42,21 @@ def evaluate(
       >>> sorted(fo.evaluate(model, fo.Variables({"x": jnp.zeros(2)}), data))
       ['loss']
     """
+    if not in_memory(examples):
+        raise ValueError(
+            "examples must be in memory for evaluate, but these are in files. To have all of them in"
+            " memory, select all clients: clients[:]."
+        )
     examples = getattr(examples, "examples", examples)
     (total,) = checks.leading_axes("examples", examples, (None,), "n")
     if total == 0:
         raise ValueError("examples must hold at least one example to evaluate, got none.")
     batch_size = min(checks.integer("batch_size", batch_size, low=1), total)
-    return _evaluate(variables, examples, model, batch_size)
+    return _evaluate(model, variables, examples, batch_size)
 
 
-@partial(jax.jit, static_argnames=("model", "batch_size"))
-def _evaluate(variables, examples, model, batch_size):
+@partial(jax.jit, static_argnames="batch_size")
+def _evaluate(model, variables, examples, batch_size):
     total = jax.tree.leaves(examples)[0].shape[0]
     full = total % batch_size == 0
     return mean_over_rows(model, variables, examples, 0, total, batch_size, full)
@@ -74,7 +80,7 @@ def personal_variables(algorithm: Algorithm, state: FederatedState) -> Partial:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.private(fo.fedavg(fo.optimizers.sgd(0.1)), where="params/head")
       >>> params = {"body": jnp.ones(3), "head": jnp.ones(2)}
-      >>> state = fo.init_state(algorithm, params, num_clients=5)
+      >>> state = fo.first_state(algorithm, params, num_clients=5)
       >>> fo.personal_variables(algorithm, state)(4).params["head"].shape
       (2,)
     """
@@ -122,6 +128,11 @@ def evaluate_clients(
       >>> fo.evaluate_clients(model, fo.Variables({"x": jnp.zeros(2)}), data)["loss"].shape
       (3,)
     """
+    if not in_memory(data):
+        raise ValueError(
+            "data must be in memory for evaluate_clients, but these examples are in files. To have all"
+            " of them in memory, select all clients: clients[:]."
+        )
     largest = int(np.max(np.asarray(data.sizes), initial=1))
     batch_size = min(checks.integer("batch_size", batch_size, low=1), largest)
     if not isinstance(variables, Variables):
@@ -129,7 +140,7 @@ def evaluate_clients(
     return evaluate_each(Partial(_everyones, variables), data, model, batch_size)
 
 
-@partial(jax.jit, static_argnames=("model", "batch_size"))
+@partial(jax.jit, static_argnames="batch_size")
 def evaluate_each(variables_of: Partial, data: Any, model: Model, batch_size: int):
     """The mean loss and metrics of client i's own model, `variables_of(i)`, on its own examples."""
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from fedjax_opt.core import checks
 from fedjax_opt.core.algorithm import Algorithm, check_algorithm
+from fedjax_opt.core.guard import Guard, check_guard
 from fedjax_opt.core.info import Info
 from fedjax_opt.core.model import Model
 from fedjax_opt.core.state import FederatedState, check_state
 from fedjax_opt.engine import diagnostics as watching
 from fedjax_opt.engine.feeding import Feeding
-from fedjax_opt.engine.guard import Guard, check_guard
 from fedjax_opt.engine.round import federated_round
 from fedjax_opt.execution import strategies
 from fedjax_opt.execution.strategies import Strategy
@@ -24,9 +24,10 @@ from fedjax_opt.execution.strategies import Strategy
 def make_round(
     algorithm: Algorithm,
     model: Model,
+    *,
+    guard: Guard | None = None,
     strategy: str | Strategy = "auto",
     diagnostics: Sequence[str] = (),
-    guard: Guard | None = None,
 ) -> Callable[..., tuple[FederatedState, Info]]:
     """A compiled federated round.
 
@@ -56,11 +57,11 @@ def make_round(
     Args:
       algorithm: the algorithm.
       model: the model.
+      guard: the rules by which clients are left out, a `Guard`; see `Info.faults`.
       strategy: how the client axis is executed: 'scan', 'vmap', 'chunked', 'sharded', 'auto', or a
         `Strategy`.
       diagnostics: what to measure of the clients' drift: any of 'client_distance',
         'client_update_norm', 'perturbation_norm' and 'upload_bytes'; see `Info.diagnostics`.
-      guard: the rules by which clients are left out, a `Guard`; see `Info.faults`.
 
     Returns:
       The round function.
@@ -73,13 +74,18 @@ def make_round(
       >>> model = fo.Model(init=lambda key, batch: fo.Variables(jnp.zeros(())), loss=loss)
       >>> algorithm = fo.fedavg(fo.optimizers.sgd(0.5))
       >>> round_fn = fo.make_round(algorithm, model)
-      >>> state = fo.init_state(algorithm, jnp.zeros(()), num_clients=3)
+      >>> state = fo.first_state(algorithm, jnp.zeros(()), num_clients=3)
       >>> batches = jnp.array([[[1.0]], [[3.0]]])          # two clients, one step, one example
       >>> state, info = round_fn(state, jnp.array([0, 2]), batches)
       >>> float(state.variables.params)
       1.0
     """
     check_algorithm(algorithm)
+    if not isinstance(model, Model):
+        raise ValueError(
+            "model must be a Model, such as federation.model, got"
+            f" {type(model).__name__}: a round takes its minibatches as arguments."
+        )
     strategy = strategies.resolve(strategy)
     watch = watching.check(diagnostics, allowed=watching.OF_A_ROUND)
     guard = check_guard(guard)
@@ -104,21 +110,23 @@ def make_round(
         def lower(option):
             abstract = jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)),
-                (algorithm, guard, state, *inputs),
+                (algorithm, model, guard, state, *inputs),
             )
-            return _compiled.lower(abstract[0], model, option, watch, *abstract[1:])
+            return _compiled.lower(*abstract, strategy=option, watch=watch)
 
         shapes = tuple((x.shape, x.dtype) for x in jax.tree.leaves((state.server, inputs)))
         if shapes not in settled:
             check_state(algorithm, state)
             settled[shapes] = strategies.settle(strategy, len(inputs[0]), lower)
-        return _compiled(algorithm, model, settled[shapes], watch, guard, state, *inputs)
+        return _compiled(
+            algorithm, model, guard, state, *inputs, strategy=settled[shapes], watch=watch
+        )
 
     return round_fn
 
 
-@partial(jax.jit, static_argnames=("model", "strategy", "watch"))
-def _compiled(algorithm, model, strategy, watch, guard, state, cohort, feed, weights, num_steps):
+@partial(jax.jit, static_argnames=("strategy", "watch"))
+def _compiled(algorithm, model, guard, state, cohort, feed, weights, num_steps, *, strategy, watch):
     feeding = Feeding(draw=_draw, full=_full, extra=_extra, shared=(), feed=feed)
     size, steps = jax.tree.leaves(feed[0])[0].shape[:2]
     static_steps = steps if num_steps is None else None

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_opt.core import trees
 from fedjax_opt.core.algorithm import Algorithm, Context, Facts, Kept, get_variables
+from fedjax_opt.core.guard import Faults, Guard
 from fedjax_opt.core.info import Info
 from fedjax_opt.core.model import Model
 from fedjax_opt.core.state import FederatedState
@@ -15,7 +16,6 @@ from fedjax_opt.engine import aggregate, diagnostics, local, members
 from fedjax_opt.engine import guard as guards
 from fedjax_opt.engine.evaluate import mean_over_rows
 from fedjax_opt.engine.feeding import Feeding, probe_data
-from fedjax_opt.engine.guard import Faults, Guard
 from fedjax_opt.engine.members import Member
 from fedjax_opt.execution import balance, client_rows, meshes, relay, strategies
 from fedjax_opt.execution.strategies import Strategy

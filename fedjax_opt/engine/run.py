@@ -1,24 +1,22 @@
 """Many rounds as one program: a pure scan that can be jitted, vmapped and differentiated."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_opt.core import checks
-from fedjax_opt.core.algorithm import Algorithm, get_variables
+from fedjax_opt.core import checks, controller
+from fedjax_opt.core.algorithm import Algorithm, Scheduled, get_variables
+from fedjax_opt.core.federation import Epochs, Federation, check_nouns
 from fedjax_opt.core.info import Info
-from fedjax_opt.core.model import Model
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.engine import batching as batches
-from fedjax_opt.engine import controller
 from fedjax_opt.engine import diagnostics as watching
-from fedjax_opt.engine.cohorts import Sampler
 from fedjax_opt.engine.evaluate import evaluate
-from fedjax_opt.engine.guard import Guard, before_work
-from fedjax_opt.engine.preparation import Fixed, Traced, prepare
+from fedjax_opt.engine.guard import before_work
+from fedjax_opt.engine.preparation import Prepared, prepare, refuse_stored
 from fedjax_opt.engine.round import federated_round, full_gradient
 from fedjax_opt.execution import balance, meshes, strategies
 from fedjax_opt.execution.strategies import Strategy
@@ -37,26 +35,13 @@ class Run(NamedTuple):
 
 
 def run_rounds(
-    algorithm: Algorithm | Callable[[Any], Algorithm],
-    model: Model,
-    data: Any,
+    algorithm: Algorithm | Scheduled,
+    federation: Federation,
     state: FederatedState,
     rounds: int,
     *,
-    cohort_size: int | None = None,
-    sampler: Sampler | None = None,
-    batch_size: int = 32,
-    local_steps: Any = None,
-    local_epochs: Any = None,
-    learning_rate: Any = None,
-    validation: Any = None,
-    validate_every: int = 1,
-    batching: str = "shuffled",
-    weighting: str = "samples",
     strategy: str | Strategy = "auto",
     diagnostics: Sequence[str] = (),
-    client_test: Any = None,
-    guard: Guard | None = None,
 ) -> Run:
     """Runs federated rounds as one compiled `lax.scan`.
 
@@ -67,223 +52,215 @@ def run_rounds(
     one, and `history.finite` says when.
 
     Args:
-      algorithm: the algorithm. Its hyperparameters may be traced. With a `learning_rate`, a function
-        of it that returns the algorithm.
-      model: the model.
-      data: a `ClientData`.
+      algorithm: the algorithm, or one with a `scheduled` learning rate. Its hyperparameters may be
+        traced.
+      federation: what it learns on; see `Federation`, of which K = 10 is compiled in and K =
+        jnp.int32(10) is not. A large one is placed on the device once, with `fo.place`, and is an
+        argument of a `jit` of yours rather than a constant in it.
       state: where to start; from `init_state`, or from an earlier run.
       rounds: how many rounds, a Python int.
-      cohort_size: S clients in every round, drawn uniformly; or give a `sampler`.
-      sampler: how the cohort is drawn; see `fedjax_opt.cohorts`.
-      batch_size: B.
-      local_steps: K. A Python int is compiled in, and can be differentiated through; an array, one
-        value `[N]` per client, a function of the round or a `Controller` is traced, and may change
-        without recompiling.
-      local_epochs: E instead of K: each client takes `E ceil(n_i / B)` steps.
-      learning_rate: eta, for an algorithm that is given as a function of it: a number, a function of
-        the round or a `Controller`; in `history.diagnostics` by name.
-      validation: examples, a pytree of arrays `[n, ...]`, on which the global model is evaluated inside
-        of the run, for controllers that watch it; in `history.diagnostics` as `validation_<name>`.
-      validate_every: the rounds between such evaluations; NaN in the history of the others.
-      batching: 'shuffled' epochs that honour each client's size, or with 'replacement'.
-      weighting: aggregate by 'samples' (n_i) or 'uniform'.
       strategy: how the client axis is executed; see `Strategy`.
       diagnostics: what to measure of the clients' drift: any of 'client_distance',
         'client_update_norm', 'perturbation_norm' and 'momentum_deviation', and of what is sent:
-        'upload_bytes'; see `Info.diagnostics`.
-      client_test: a `ClientData` of the same clients. The model of each client of the cohort is
-        evaluated on the client's own examples there: as it is received, and after each local step (the
-        last of them before it is sent) if K is compiled in, else at both ends. In
-        `history.diagnostics` as `user_<name>`, `[rounds, S, K + 1]` or `[rounds, S, 2]`; NaN for a
-        client without examples.
-      guard: the rules by which clients are left out, a `Guard`; see `Info.faults`.
+        'upload_bytes'; see `Info.diagnostics`. With 'user_metrics' the model of each client of the
+        cohort is evaluated on the client's own examples in `federation.client_test`: as it is received,
+        and after each local step (the last of them before it is sent) if K is compiled in, else at both
+        ends. In `history.diagnostics` as `user_<name>`, `[rounds, S, K + 1]` or `[rounds, S, 2]`; NaN
+        for a client without examples.
 
     Returns:
-      A `Run`: the state, and the history of the rounds.
+      A `Run`: the state, and the history of the rounds. The learning rate of a `scheduled` algorithm and
+      what controllers watch (`validation_<name>`) are in `history.diagnostics`.
 
     Example:
       The loss after 20 rounds for three learning rates at once:
 
       >>> import jax, jax.numpy as jnp
       >>> import fedjax_opt as fo
-      >>> model, data, optimum = fo.data.quadratics(num_clients=4, dimension=2, seed=0)
+      >>> model, clients, optimum = fo.data.quadratics(num_clients=4, dimension=2, seed=0)
+      >>> federation = fo.Federation(model, clients, cohort=4, local_steps=2, batch_size=1)
       >>> def final_loss(learning_rate):
       ...     algorithm = fo.fedavg(fo.optimizers.sgd(learning_rate))
-      ...     state = fo.init_state(algorithm, {"x": jnp.zeros(2)}, num_clients=4)
-      ...     run = fo.run_rounds(
-      ...         algorithm, model, data, state, 20, cohort_size=4, batch_size=1, local_steps=2
-      ...     )
-      ...     return run.history.loss[-1]
+      ...     state = fo.init_state(algorithm, federation)
+      ...     return fo.run_rounds(algorithm, federation, state, 20).history.loss[-1]
       >>> jax.vmap(final_loss)(jnp.array([0.001, 0.01, 0.1])).shape
       (3,)
     """
+    call = "run_rounds(algorithm, federation, state, rounds)"
+    check_nouns(algorithm, federation, call)
     rounds = checks.integer("rounds", rounds, low=1)
-    traced, fixed, state = prepare(
-        algorithm, model, data, state, cohort_size=cohort_size, sampler=sampler,
-        batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs,
-        learning_rate=learning_rate, validation=validation, validate_every=validate_every,
-        batching=batching, weighting=weighting, strategy=strategy, diagnostics=diagnostics,
-        client_test=client_test, guard=guard,
-    )  # fmt: skip
-    fixed = settle_strategy(traced, fixed, state)
-    if not meshes.is_simple(fixed.strategy.mesh) and not checks.is_traced(traced, state):
-        traced, state = strategies.place((traced, state), fixed.strategy)
-    return _scan_rounds(traced, state, fixed, rounds)
+    prepared, state = prepare(algorithm, federation, state, strategy, diagnostics, "run_rounds")
+    refuse_stored("federation.clients", prepared.federation.clients, "run_rounds")
+    prepared = settle_strategy(prepared, state)
+    if not meshes.is_simple(prepared.strategy.mesh) and not checks.is_traced(prepared, state):
+        prepared, state = strategies.place((prepared, state), prepared.strategy)
+    return _scan_rounds(prepared, state, rounds)
 
 
-@partial(jax.jit, static_argnames=("fixed", "rounds"))
-def _scan_rounds(traced: Traced, state: FederatedState, fixed: Fixed, rounds: int) -> Run:
+@partial(jax.jit, static_argnames="rounds")
+def _scan_rounds(prepared: Prepared, state: FederatedState, rounds: int) -> Run:
     def one(state, _):
-        return one_round(traced, fixed, state)
+        return one_round(prepared, state)
 
     return Run(*jax.lax.scan(one, state, None, length=rounds))
 
 
-def one_round(traced: Traced, fixed: Fixed, state: FederatedState) -> tuple[FederatedState, Info]:
+def one_round(prepared: Prepared, state: FederatedState) -> tuple[FederatedState, Info]:
     """Draws the cohort, its minibatches and its numbers of steps, and plays the round."""
-    data, sizes = traced.data, jnp.asarray(traced.data.sizes)
-    remembered = state.controllers.local_steps if state.controllers else ()
+    federation, algorithm = prepared.federation, prepared.algorithm
+    clients: Any = federation.clients
+    sizes = jnp.asarray(clients.sizes)
+    memory = state.controllers or controller.Controls()
     cohort, steps, unequal = _cohort(
-        traced, fixed, state.cohort_key, state.round, remembered, sizes
+        prepared, state.cohort_key, state.round, memory.local_steps, sizes
     )
-    weights = sizes[cohort] if fixed.weighting == "samples" else jnp.ones(cohort.shape)
-    feeding = _feeding(fixed, data, cohort)
-    remembered = state.controllers.learning_rate if state.controllers else ()
-    learning_rate = controller.current_rate(traced.learning_rate, remembered, state.round)
-    asked, late = _asked(traced, state.cohort_key, state.round, sizes.shape[0])
+    learning_rate = controller.current_rate(algorithm, memory.learning_rate, state.round)
+    asked, late = _asked(federation, state.cohort_key, state.round, sizes.shape[0])
     new_state, info = federated_round(
-        controller.build(traced.algorithm, learning_rate),
-        fixed.model,
-        fixed.strategy,
+        controller.at_rate(algorithm, learning_rate),
+        federation.model,
+        prepared.strategy,
         state,
         cohort,
-        feeding,
-        weights.astype(jnp.result_type(float)),
+        _feeding(prepared, cohort),
+        _weights(federation, sizes[cohort]),
         steps,
-        fixed.static_steps,
-        fixed.diagnostics,
-        traced.client_test,
-        guard=traced.guard,
+        prepared.static_steps,
+        prepared.diagnostics,
+        federation.client_test,
+        guard=federation.guard,
         asked=asked,
         late=late,
         unequal=unequal,
     )
     seen = dict(info.diagnostics)
-    if "momentum_deviation" in fixed.diagnostics:
-        seen["momentum_deviation"] = _momentum_deviation(traced, fixed, state, sizes)
-    if not isinstance(traced.algorithm, Algorithm):
+    if "momentum_deviation" in prepared.diagnostics:
+        seen["momentum_deviation"] = _momentum_deviation(prepared, state, sizes)
+    if isinstance(algorithm, Scheduled):
         seen["learning_rate"] = learning_rate
-    if traced.validation:
-        seen |= _validate(traced, fixed, new_state)
+    if federation.validation is not None:
+        seen |= _validate(prepared, new_state)
     info = info._replace(diagnostics=seen)
-    controllers = controller.advance(traced.settings, state, info)
+    controllers = controller.advance(prepared.controls, state, info)
     return new_state._replace(controllers=controllers), info
 
 
-def _asked(traced, key, round_number, num_clients):
+def _weights(federation, sizes):
+    weights = sizes if federation.weighting == "samples" else jnp.ones(sizes.shape)
+    return weights.astype(jnp.result_type(float))
+
+
+def _asked(federation, key, round_number, num_clients):
     """Who was to take part, -1 for nobody, and who would be late; where a guard wants to know."""
-    if traced.guard is None:
+    if federation.guard is None:
         return None, False
-    ids, filled = traced.sampler.asks(key, round_number, num_clients)
-    return jnp.where(filled, ids, -1), traced.sampler.late(ids)
+    ids, filled = federation.cohort.asks(key, round_number, num_clients)
+    return jnp.where(filled, ids, -1), federation.cohort.late(ids)
 
 
-def _cohort(traced, fixed, key, round_number, remembered, sizes):
+def _cohort(prepared, key, round_number, remembered, sizes):
     """Who takes part in a round, how many steps each takes, and whether these may differ."""
-    cohort, done = traced.sampler.draw(key, round_number, sizes.shape[0])
+    sampler = prepared.federation.cohort
+    cohort, done = sampler.draw(key, round_number, sizes.shape[0])
     present = done.astype(bool)
     cohort = jnp.where(present, cohort, 0)
-    steps = _local_steps(traced, fixed, round_number, remembered, cohort, sizes)
-    unequal = traced.sampler.falls_short or steps.ndim == 1
+    steps = _local_steps(prepared, round_number, remembered, cohort, sizes)
+    unequal = sampler.falls_short or steps.ndim == 1
     # A schedule may fall to zero; a client that takes part takes a step.
     steps = jnp.broadcast_to(jnp.maximum(steps, 1), cohort.shape)
-    if traced.sampler.falls_short:
+    if sampler.falls_short:
         steps = jnp.maximum(jnp.ceil(done * steps.astype(done.dtype)).astype(jnp.int32), 1)
     return cohort, jnp.where(present, steps, 0), unequal
 
 
-@partial(jax.jit, static_argnames=("fixed", "length"))
-def seats(
-    traced: Traced, key: jax.Array, first_round: jax.Array, fixed: Fixed, length: int
-) -> jax.Array:
+@partial(jax.jit, static_argnames="length")
+def seats(prepared: Prepared, key: jax.Array, first_round: jax.Array, length: int) -> jax.Array:
     """Who is computed in which place in each of the next rounds `[length, places]`.
 
     Only where local steps are not a `Controller`'s, which decides when the round begins.
     """
-    sizes = jnp.asarray(traced.data.sizes)
+    federation = prepared.federation
+    clients: Any = federation.clients
+    sizes = jnp.asarray(clients.sizes)
 
     def one(round_number):
-        cohort, steps, unequal = _cohort(traced, fixed, key, round_number, (), sizes)
-        if traced.guard is not None:
-            asked, _ = _asked(traced, key, round_number, sizes.shape[0])
+        cohort, steps, unequal = _cohort(prepared, key, round_number, (), sizes)
+        if federation.guard is not None:
+            asked, _ = _asked(federation, key, round_number, sizes.shape[0])
             assert asked is not None  # there is a guard
-            steps = jnp.where(before_work(traced.guard, asked, steps) > 0, 0, steps)
-        return cohort[balance.seats(fixed.strategy, steps, unequal)]
+            steps = jnp.where(before_work(federation.guard, asked, steps) > 0, 0, steps)
+        return cohort[balance.seats(prepared.strategy, steps, unequal)]
 
     return jax.lax.map(one, first_round + jnp.arange(length, dtype=jnp.int32))
 
 
-def _feeding(fixed, data, cohort):
+def _feeding(prepared, cohort):
+    federation = prepared.federation
     return batches.feeding_from_data(
-        data, cohort, fixed.batch_size, fixed.batching, fixed.full_batches, fixed.num_chunks
-    )
+        federation.clients, cohort, federation.batch_size, federation.batching,
+        prepared.full_batches, prepared.steps_per_epoch,
+    )  # fmt: skip
 
 
-def _validate(traced, fixed, state):
+def _validate(prepared, state):
     """The global model's loss and metrics on the validation examples, where it is their turn."""
-    examples, every = traced.validation
+    federation = prepared.federation
 
     def measure(variables):
-        return evaluate(fixed.model, variables, examples)
+        return evaluate(federation.model, variables, federation.validation)
 
     def skip(variables):
         shapes = jax.eval_shape(measure, variables)
         return jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), shapes)
 
-    found = jax.lax.cond(state.round % every == 0, measure, skip, state.variables)
+    turns = [state.round % watcher.every == 0 for watcher in prepared.controls.watchers]
+    found = jax.lax.cond(jnp.any(jnp.stack(turns)), measure, skip, state.variables)
     return {f"validation_{name}": value for name, value in found.items()}
 
 
-def _momentum_deviation(traced, fixed, state, sizes):
+def _momentum_deviation(prepared, state, sizes):
     everyone = jnp.arange(sizes.shape[0], dtype=jnp.int32)
-    feeding = _feeding(fixed, traced.data, everyone)
-    weights = sizes if fixed.weighting == "samples" else jnp.ones(sizes.shape)
     gradient = full_gradient(
-        fixed.model,
-        fixed.strategy,
+        prepared.federation.model,
+        prepared.strategy,
         get_variables(state.server),
-        feeding,
-        weights.astype(jnp.result_type(float)),
+        _feeding(prepared, everyone),
+        _weights(prepared.federation, sizes),
         jax.random.fold_in(state.key, state.round),
     )
     return watching.momentum_deviation(state.server, gradient)
 
 
-def _local_steps(traced, fixed, round_number, remembered, cohort, sizes):
+def _local_steps(prepared, round_number, remembered, cohort, sizes):
     """K, one number where all clients take as many steps, else one for each of the cohort."""
-    if fixed.static_steps is not None:
-        return jnp.asarray(fixed.static_steps, jnp.int32)
-    value = controller.current(traced.local_steps, remembered, round_number)
-    value = jnp.asarray(value, jnp.int32)
-    if value.shape not in ((), sizes.shape):
+    if prepared.static_steps is not None:
+        return jnp.asarray(prepared.static_steps, jnp.int32)
+    setting = prepared.controls.local_steps
+    value = jnp.asarray(controller.current(setting, remembered, round_number))
+    if value.shape not in ((), sizes.shape) or not jnp.issubdtype(value.dtype, jnp.integer):
         raise ValueError(
-            f"local_steps must be one number or one per client, {list(sizes.shape)}, in every round,"
-            f" got shape {value.shape}."
+            f"local_steps must be a whole number or one per client, {list(sizes.shape)}, in every"
+            f" round, got {value.dtype}{list(value.shape)}. A schedule of fractions has to say how it"
+            " rounds: lambda t: jnp.ceil(schedule(t)).astype(int)."
         )
+    value = value.astype(jnp.int32)
     value = value if value.ndim == 0 else value[cohort]
-    if fixed.epochs:
-        each = fixed.num_chunks or batches.steps_per_epoch(sizes[cohort], fixed.batch_size)
+    if isinstance(prepared.federation.local_steps, Epochs):
+        each = prepared.steps_per_epoch
+        each = each or batches.steps_per_epoch(sizes[cohort], prepared.federation.batch_size)
         value = value * jnp.asarray(each, jnp.int32)
     return value
 
 
-def settle_strategy(traced: Traced, fixed: Fixed, state: FederatedState) -> Fixed:
+def settle_strategy(prepared: Prepared, state: FederatedState) -> Prepared:
     """Settles 'auto' on an accelerator by what one compiled round needs."""
 
     def lower(option: Strategy) -> Any:
         abstract = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), (traced, state)
+            lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)),
+            (prepared.replace(strategy=option), state),
         )
-        return _scan_rounds.lower(*abstract, fixed._replace(strategy=option), 1)
+        return _scan_rounds.lower(*abstract, 1)
 
-    return fixed._replace(strategy=strategies.settle(fixed.strategy, traced.sampler.size, lower))
+    size = prepared.federation.cohort.size
+    return prepared.replace(strategy=strategies.settle(prepared.strategy, size, lower))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from fedjax_opt.core import Federation
 from fedjax_opt.experiments.criteria import CRITERIA
 from fedjax_opt.experiments.hyperparameters import hyperparameters
 from fedjax_opt.experiments.search import Range
@@ -95,8 +96,8 @@ class Experiment(NamedTuple):
     controller: Spec | None = None
     evaluate_every: int = _RUN["evaluate_every"]
     test_examples: int | None = None
-    weighting: str = _RUN["weighting"]
-    batching: str = _RUN["batching"]
+    weighting: str = Federation.weighting
+    batching: str = Federation.batching
     diagnostics: tuple[str, ...] = _RUN["diagnostics"]
     grid: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
     samples: int | None = None

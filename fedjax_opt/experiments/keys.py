@@ -11,9 +11,8 @@ grid        learning_rate = [0.1, 0.3]              learning_rate=0.1,0.3
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_opt.engine.batching import BATCHINGS
+from fedjax_opt.core.federation import BATCHINGS, WEIGHTINGS
 from fedjax_opt.engine.diagnostics import NAMES
-from fedjax_opt.engine.preparation import WEIGHTINGS
 from fedjax_opt.experiments.criteria import CRITERIA
 from fedjax_opt.experiments.experiment import (
     RANGE,

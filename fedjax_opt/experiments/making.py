@@ -52,7 +52,7 @@ def check(kind: str, recipes: Mapping[str, Recipe], spec: Spec) -> Recipe:
     return recipe
 
 
-def make(kind: str, recipes: Mapping[str, Recipe], spec: Spec, *given: Any) -> Any:
+def make(kind: str, recipes: Mapping[str, Recipe], spec: Spec, *given: Any, **more: Any) -> Any:
     """What a spec describes.
 
     Args:
@@ -60,12 +60,13 @@ def make(kind: str, recipes: Mapping[str, Recipe], spec: Spec, *given: Any) -> A
       recipes: the recipes by name.
       spec: which one, and its arguments; numbers may be traced.
       *given: what it is applied to.
+      **more: arguments that the spec does not say.
     """
     recipe = check(kind, recipes, spec)
     arguments = {
         key: _made(recipe.parameters[key].choices, value) for key, value in spec.arguments.items()
     }
-    return recipe.build(*given, **arguments)
+    return recipe.build(*given, **arguments, **more)
 
 
 def part_of(value: Any) -> Spec | None:

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_opt.core import checks
+from fedjax_opt.core import checks, scheduled
 from fedjax_opt.experiments.experiment import SETTINGS, Experiment, Member, grid_of
 from fedjax_opt.experiments.hyperparameters import hyperparameters, replaced
 from fedjax_opt.experiments.pricing import Device, Prices, priced, prices
-from fedjax_opt.experiments.recipes import build, build_controller, controls_rate
+from fedjax_opt.experiments.recipes import WATCHING, build, build_controller, controls_rate
 from fedjax_opt.experiments.rundir import RunDirectory
 from fedjax_opt.experiments.search import Range, expand, sample
 from fedjax_opt.experiments.sweep import Progress, Trial, Trials, run_trials
@@ -23,8 +23,6 @@ from fedjax_opt.experiments.trials import finished
 from fedjax_opt.experiments.unfinished import Unfinished
 from fedjax_opt.tasks import Task
 
-# Controllers that watch a plateau need examples to watch it on.
-_WATCHING = ("K-step", "eta-step")
 _LOCAL_WORK = ("local_steps", "local_epochs")
 
 
@@ -34,7 +32,7 @@ class Program(NamedTuple):
     Attributes:
       member: the algorithm.
       trials: its points and seeds.
-      settings: arguments of `run_rounds`.
+      settings: of its federation, as those of a `Task`.
       price: what a client costs in a round.
     """
 
@@ -109,7 +107,7 @@ def set_up(experiment: Experiment, task: Task, device: Device | None = None) -> 
       [4]
     """
     test, validation = _test_set(experiment.test_examples, task), None
-    if experiment.controller is not None and experiment.controller.name in _WATCHING:
+    if experiment.controller is not None and experiment.controller.name in WATCHING:
         validation = {name: array[::2] for name, array in test.items()}
         test = {name: array[1::2] for name, array in test.items()}
     settings = _settings(experiment, task, validation)
@@ -201,7 +199,7 @@ def _test_set(count: int | None, task: Task) -> dict[str, Any]:
 
 
 def _settings(experiment: Experiment, task: Task, validation: Any) -> dict[str, Any]:
-    """The arguments of `run_rounds`: the task's, and the experiment's in their place."""
+    """What a federation is made with: the task's, and the experiment's in their place."""
     settings = dict(task.settings)
     if any(getattr(experiment, name) is not None for name in _LOCAL_WORK):
         settings = {k: v for k, v in settings.items() if k not in _LOCAL_WORK}
@@ -219,7 +217,7 @@ def _settings(experiment: Experiment, task: Task, validation: Any) -> dict[str, 
     for name in ("weighting", "batching", "diagnostics"):
         settings[name] = getattr(experiment, name)
     if validation is not None:
-        settings |= {"validation": validation, "validate_every": experiment.evaluate_every}
+        settings["validation"] = validation
     return settings
 
 
@@ -270,17 +268,19 @@ def _program(
                 f" such as {member.algorithm.name}(learning_rate=0.1), and none in the grid."
             )
 
-        def make_trial(point: Mapping[str, Any]) -> Any:
-            return lambda rate: make({**point, "learning_rate": rate})
+        setting = build_controller(controller, rates.pop(), experiment.evaluate_every)
 
-        chosen |= build_controller(controller, None, rates.pop())
+        def make_trial(point: Mapping[str, Any]) -> Any:
+            return scheduled(lambda rate: make({**point, "learning_rate": rate}), setting)
+
     elif controller is not None:
         if "local_steps" not in settings:
             raise ValueError(
                 f"controller {controller.name!r} needs local_steps to start from, but the task has"
                 " local_epochs: give local_steps."
             )
-        chosen |= build_controller(controller, settings["local_steps"])
+        every = experiment.evaluate_every
+        chosen["local_steps"] = build_controller(controller, settings["local_steps"], every)
     first = {k: v for k, v in points[0].items() if k not in SETTINGS}
     batch_size = checks.integer("batch_size", chosen.get("batch_size", 32), low=1)
     return Program(

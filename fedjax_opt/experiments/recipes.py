@@ -11,8 +11,7 @@ from typing import Any
 from fedjax_opt import algorithms as alg
 from fedjax_opt import bounds, compression, controllers, optimizers, tasks
 from fedjax_opt import wrappers as around
-from fedjax_opt.core import Algorithm
-from fedjax_opt.engine import Controller
+from fedjax_opt.core import Algorithm, Controller
 from fedjax_opt.experiments.derived import Choices, Part, Recipe, derive
 from fedjax_opt.experiments.making import make
 from fedjax_opt.experiments.specs import Spec
@@ -200,36 +199,32 @@ def build(
     return made
 
 
+#: Controllers that watch a plateau need examples to watch it on.
+WATCHING = ("K-step", "eta-step")
+
+
 def controls_rate(controller: Spec) -> bool:
     """Whether a controller sets the learning rate; all others set the local steps."""
     return controller.name.startswith("eta-")
 
 
-def build_controller(
-    controller: Spec, local_steps: Any, learning_rate: Any = None
-) -> dict[str, Controller]:
-    """The controller that a spec describes, as an argument of `fo.run_rounds` and `fo.simulate`.
+def build_controller(controller: Spec, initial: Any, evaluate_every: int = 1) -> Controller:
+    """The controller that a spec describes.
 
     Args:
       controller: a name of `CONTROLLERS`, and its arguments.
-      local_steps: K_0, for those that control K.
-      learning_rate: eta_0, for those that control eta.
-
-    Returns:
-      `{"local_steps": ...}` or `{"learning_rate": ...}`; the latter needs an algorithm that is given as
-      a function of the learning rate.
+      initial: K_0 for those that control K, eta_0 for those that control eta.
+      evaluate_every: the rounds between evaluations, for those that watch the validation examples.
 
     Example:
       >>> from fedjax_opt.experiments.recipes import build_controller
       >>> from fedjax_opt.experiments.specs import parse
-      >>> list(build_controller(parse("K-error(window=50)"), local_steps=20))
-      ['local_steps']
+      >>> controller = build_controller(parse("K-error(window=50)"), 20)
+      >>> int(controller.value(controller.init(), 0))
+      20
     """
-    if not controls_rate(controller):
-        return {"local_steps": make("controller", CONTROLLERS, controller, local_steps)}
-    if learning_rate is None:
-        raise ValueError(f"{controller.name} needs a learning rate to start from.")
-    return {"learning_rate": make("controller", CONTROLLERS, controller, learning_rate)}
+    watching = {"every": evaluate_every} if controller.name in WATCHING else {}
+    return make("controller", CONTROLLERS, controller, initial, **watching)
 
 
 def load_task(task: Spec) -> tasks.Task:

@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.core import Model, checks, init_state
-from fedjax_opt.engine import controller, run_rounds
-from fedjax_opt.engine.controller import first_algorithm
+from fedjax_opt.core import Federation, Model, StaticInt, checks, init_state
+from fedjax_opt.core.controller import first_algorithm
 from fedjax_opt.engine.preparation import prepare
 from fedjax_opt.execution import Strategy
 from fedjax_opt.execution.strategies import place
@@ -27,16 +26,10 @@ from fedjax_opt.experiments.trials import Trial as Trial
 from fedjax_opt.experiments.trials import Trials as Trials
 from fedjax_opt.experiments.trials import remaining as remaining
 from fedjax_opt.experiments.unfinished import Unfinished
+from fedjax_opt.tasks.task import federation_of
 from fedjax_opt.training import NonFiniteLossError, provenance
 from fedjax_opt.training.identity import identify
 from fedjax_opt.training.streaming import on_host
-
-# What a setting is where nothing is said: as in `run_rounds`.
-_DEFAULTS: dict[str, Any] = {
-    name: parameter.default
-    for name, parameter in inspect.signature(run_rounds).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY
-}
 
 
 class Interrupted(KeyboardInterrupt):
@@ -76,8 +69,8 @@ def run_trials(
       data: a `ClientData` in memory.
       trials: what to run; all share one `build`.
       rounds: R, how many rounds each of them runs.
-      settings: arguments of `run_rounds`: the cohort, the minibatch, the local steps or epochs and the
-        like. Its `strategy` is that of the clients of each trial.
+      settings: of the federation, as a `Task` has them: the cohort, the minibatch, the local steps or
+        epochs; and `strategy` and `diagnostics` of the clients of each trial, as in `run_rounds`.
       test: a test set, a pytree of arrays `[n, ...]`, evaluated every `evaluate_every` rounds.
       client_test: a `ClientData` of the same clients. The metrics are then those of each client's own
         model on its own examples (`personal_variables`), in the mean over clients, and those of the
@@ -124,7 +117,7 @@ def run_trials(
     checks.choice("on_nonfinite", on_nonfinite, ("keep", "raise"))
     axis, constants = axis_of(trials)
     check_values(trials, axis)
-    shared, fixed, clients = _prepare(model, data, trials, settings, test)
+    shared, clients = _prepare(model, data, trials, settings, test)
     if client_test is not None:
         if len(client_test.sizes) != len(data.sizes):
             raise ValueError(
@@ -134,13 +127,12 @@ def run_trials(
         shared = shared._replace(client_test=client_test)
 
     def setup(plan: waves.Plan) -> waves.Setup:
-        chosen = fixed._replace(strategy=plan.clients)
-        return waves.Setup(trials[0].build, constants, chosen, plan.trials, length)
+        return waves.Setup(trials[0].build, constants, plan.clients, plan.trials, length)
 
     def needed_bytes(plan: waves.Plan) -> int:
         return waves.needed_bytes(shared, rows_of(axis, range(plan.size)), setup(plan))
 
-    options = waves.plans(strategy, clients, len(trials), shared.traced.sampler.size)
+    options = waves.plans(strategy, clients, len(trials), shared.prepared.federation.cohort.size)
     shared = place(shared, options[0].meshed)  # which is the same for all
     unfinished = Unfinished(None) if unfinished is None else unfinished
     notes = [Notes(trial) for trial in trials]
@@ -232,10 +224,9 @@ def _describe(
     shared: waves.Shared, setup: waves.Setup, trial: Trial, rounds: int, states: Any
 ) -> dict[str, Any]:
     """What makes a wave the one that it is, apart from which trials it holds."""
-    traced = shared.traced._replace(algorithm=controller.as_setting(trial.build(point(trial))))
-    found = provenance.of_run(
-        shared.traced, setup.fixed, states, waves.first_algorithm(traced), rounds=rounds
-    )
+    algorithm = trial.build(point(trial))
+    run = shared.prepared.replace(algorithm=algorithm, strategy=setup.clients)
+    found = provenance.of_run(run, states, first_algorithm(algorithm), rounds=rounds)
     tested = identify(test=shared.test, client_test=shared.client_test).values
     return found | {"data": found["data"] | tested}
 
@@ -256,38 +247,34 @@ def _progress(
 
 def _prepare(
     model: Model, data: Any, trials: Sequence[Trial], settings: Mapping[str, Any], test: Any
-) -> tuple[waves.Shared, Any, str | Strategy]:
-    """What all trials share, what is compiled in, and how clients are to be executed."""
+) -> tuple[waves.Shared, str | Strategy]:
+    """What all trials share, and how clients are to be executed."""
     if on_host(data):
         raise ValueError(
             "data must be in memory for a sweep, whose trials draw cohorts of their own and so need all"
-            " examples on the device, but its examples are memory-mapped. Copy them, with"
-            " jax.tree.map(np.array, data), or run the trials one by one with fo.simulate."
+            " examples on the device, but its examples are in files. Select all clients, data[:], or"
+            " run the trials one by one with fo.simulate."
         )
-    unknown = sorted(settings.keys() - _DEFAULTS.keys())
+    chosen = dict(settings)
+    clients = chosen.pop("strategy", "auto")
+    diagnostics = chosen.pop("diagnostics", ())
+    own = {k: v for k, v in trials[0].hyperparameters.items() if k in OF_THE_RUN}
+    chosen |= dict.fromkeys(OF_THE_RUN) | own if own else {}
+    allowed = {*inspect.signature(Federation).parameters, "cohort_size", "sampler", "local_epochs"}
+    unknown = sorted(chosen.keys() - allowed)
     if unknown:
         raise ValueError(
-            f"settings must be arguments of run_rounds ({', '.join(_DEFAULTS)}), got {unknown[0]!r}."
+            f"settings must be of a federation ({', '.join(sorted(allowed))}), got {unknown[0]!r}."
         )
-    own = {k: v for k, v in trials[0].hyperparameters.items() if k in OF_THE_RUN}
-    chosen: dict[str, Any] = {**_DEFAULTS, **settings}
-    chosen |= dict.fromkeys(OF_THE_RUN) | own if own else {}
-    if isinstance(chosen["local_steps"], (int, np.integer)):
-        checks.integer("local_steps", chosen["local_steps"], low=1)
-        chosen["local_steps"] = jnp.asarray(chosen["local_steps"], jnp.int32)  # as simulate has it
-    clients = chosen.pop("strategy")
+    federation = federation_of(model, data, chosen)
+    if isinstance(federation.local_steps, StaticInt):
+        steps = jnp.asarray(int(federation.local_steps))  # traced, as simulate has it
+        federation = federation.replace(local_steps=steps)
     algorithm = trials[0].build(point(trials[0]))
-    first = first_algorithm(algorithm, chosen["learning_rate"])
-    batch_size = checks.integer("batch_size", chosen["batch_size"], low=1)
-    batch = jax.tree.map(lambda x: jnp.asarray(x[:batch_size]), data.examples)
-    num_clients = len(data.sizes)
-    shapes = jax.eval_shape(
-        lambda batch: init_state(first, model.init(jax.random.key(0), batch), num_clients), batch
-    )
+    shapes = jax.eval_shape(lambda federation: init_state(algorithm, federation), federation)
     # Only its structure is looked at.
     state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes._replace(key=()))
-    traced, fixed, _ = prepare(
-        algorithm, model, data, state._replace(num_clients=np.int32(num_clients)),
-        strategy="scan", **chosen,
-    )  # fmt: skip
-    return waves.Shared(traced._replace(algorithm=()), test), fixed, clients
+    state = state._replace(num_clients=np.int32(federation.num_clients))
+    prepared, _ = prepare(algorithm, federation, state, "scan", diagnostics, "run_trials")
+    shared = waves.Shared(prepared.replace(algorithm=()), federation.initial, test)
+    return shared, clients

@@ -15,10 +15,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedjax_opt.core import init_state
-from fedjax_opt.engine import controller, evaluate, personal_variables
+from fedjax_opt.core import first_state
+from fedjax_opt.core.controller import first_algorithm, started
+from fedjax_opt.core.federation import Epochs, initial_variables
+from fedjax_opt.core.struct import changed
+from fedjax_opt.engine import evaluate, personal_variables
 from fedjax_opt.engine.evaluate import mean_over_rows
-from fedjax_opt.engine.preparation import Fixed, Traced
+from fedjax_opt.engine.preparation import Prepared
 from fedjax_opt.engine.run import one_round
 from fedjax_opt.execution import Strategy, strategies
 
@@ -155,27 +158,28 @@ class Axis(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """What is compiled in; see `Trial` for `build`, and `prepare` for `fixed`.
+    """What is compiled in; see `Trial` for `build`.
 
     Attributes:
       build: hyperparameters -> algorithm.
       constants: the hyperparameters that do not differ, as pairs.
-      fixed: of a run.
+      clients: how each trial executes its clients.
       trials: how the axis of trials is executed.
       length: the most rounds of a chunk.
     """
 
     build: Callable[[dict[str, Any]], Any]
     constants: tuple[tuple[str, Any], ...]
-    fixed: Fixed
+    clients: Strategy
     trials: Strategy
     length: int
 
 
 class Shared(NamedTuple):
-    """What all trials see: the traced part of a run, but for the algorithm, and the test sets."""
+    """What all trials see: a run, but for the algorithm, the first model, and the test sets."""
 
-    traced: Traced
+    prepared: Prepared
+    initial: Any
     test: Any
     client_test: Any = None
 
@@ -185,15 +189,13 @@ def begin(shared: Shared, wave: Axis, setup: Setup) -> Any:
     """The initial states of a wave of trials: those of `fo.simulate` with the same seeds."""
 
     def one(shared, trial):
-        traced = _traced(setup, shared, trial)
-        algorithm = first_algorithm(traced)
-        batch_size = setup.fixed.batch_size
-        sample = jax.tree.map(lambda x: x[:batch_size], traced.data.examples)
+        prepared = _prepared(setup, shared, trial)
         key = jax.random.wrap_key_data(trial.key)
-        variables = setup.fixed.model.init(jax.random.fold_in(key, 0), sample)
-        num_clients = traced.data.sizes.shape[0]
-        state = init_state(algorithm, variables, num_clients, jax.random.fold_in(key, 1))
-        return (), controller.started(traced.settings, state)
+        federation = changed(prepared.federation, initial=shared.initial)
+        variables = initial_variables(federation, key)
+        first = first_algorithm(prepared.algorithm)
+        state = first_state(first, variables, federation.num_clients, jax.random.fold_in(key, 1))
+        return (), started(prepared.controls, state)
 
     return strategies.map_reduce(setup.trials, one, shared, wave)[1]
 
@@ -209,13 +211,14 @@ def play(shared: Shared, wave: Axis, states: Any, count: Any, setup: Setup) -> t
 
     def one(shared_and_count, trial_and_state):
         (shared, count), (trial, state) = shared_and_count, trial_and_state
-        traced, fixed = _traced(setup, shared, trial), setup.fixed
-        info = jax.eval_shape(lambda s: one_round(traced, fixed, s)[1], state)
+        prepared = _prepared(setup, shared, trial)
+        model = prepared.federation.model
+        info = jax.eval_shape(lambda s: one_round(prepared, s)[1], state)
         room = jax.tree.map(lambda x: jnp.zeros((setup.length, *x.shape), x.dtype), info)
 
         def next_round(played, carry):
             state, infos = carry
-            state, info = one_round(traced, fixed, state)
+            state, info = one_round(prepared, state)
             infos = jax.tree.map(lambda rows, row: rows.at[played].set(row), infos, info)
             return state, infos
 
@@ -224,28 +227,29 @@ def play(shared: Shared, wave: Axis, states: Any, count: Any, setup: Setup) -> t
         state, infos = jax.lax.fori_loop(jnp.int32(0), count, next_round, (state, room))
         found = {}
         if shared.test is not None:
-            found = evaluate(fixed.model, state.variables, shared.test)
+            found = evaluate(model, state.variables, shared.test)
         if shared.client_test is not None:
-            own = personal_variables(first_algorithm(traced), state)
-            users = _of_users(fixed.model, own, shared.client_test, fixed.batch_size)
+            own = personal_variables(first_algorithm(prepared.algorithm), state)
+            batch_size = prepared.federation.batch_size
+            users = _of_users(model, own, shared.client_test, batch_size)
             found = {f"global_{name}": value for name, value in found.items()} | users
         return (), (state, infos, found)
 
     return strategies.map_reduce(setup.trials, one, (shared, count), (wave, states))[1]
 
 
-def _traced(setup: Setup, shared: Shared, trial: Axis) -> Traced:
-    """The traced part of one trial's run."""
+def _prepared(setup: Setup, shared: Shared, trial: Axis) -> Prepared:
+    """What the program of one trial's rounds is called with."""
     algorithm = setup.build(dict(setup.constants) | trial.varying)
-    traced = shared.traced._replace(algorithm=controller.as_setting(algorithm))
-    return traced if isinstance(trial.steps, tuple) else traced._replace(local_steps=trial.steps)
-
-
-def first_algorithm(traced: Traced) -> Any:
-    """The algorithm of the first round."""
-    rate = traced.learning_rate
-    rate = None if isinstance(rate, tuple) and not rate else rate
-    return controller.first_algorithm(traced.algorithm, rate)
+    federation = shared.prepared.federation
+    if not isinstance(trial.steps, tuple):
+        steps = trial.steps
+        if isinstance(federation.local_steps, Epochs):
+            steps = Epochs(steps)
+        federation = changed(federation, local_steps=steps)
+    return shared.prepared.replace(
+        algorithm=algorithm, federation=federation, strategy=setup.clients
+    )
 
 
 def _of_users(model: Any, own: Callable[[Any], Any], test: Any, batch_size: int) -> Any:
@@ -263,8 +267,8 @@ def needed_bytes(shared: Shared, wave: Axis, setup: Setup) -> int:
     """The device memory that a wave takes beside what all trials share: its states, and its work."""
     # Placed as the arrays will be, so that what is compiled here is what will run.
     everywhere = split = None
-    if setup.fixed.strategy.mesh is not None:
-        everywhere = split = NamedSharding(setup.fixed.strategy.mesh, PartitionSpec())
+    if setup.clients.mesh is not None:
+        everywhere = split = NamedSharding(setup.clients.mesh, PartitionSpec())
     elif setup.trials.mesh is not None:
         everywhere = NamedSharding(setup.trials.mesh, PartitionSpec())
         split = NamedSharding(setup.trials.mesh, PartitionSpec(strategies.AXIS))

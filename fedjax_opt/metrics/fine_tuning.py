@@ -10,7 +10,6 @@ Reference:
   2019.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,7 +21,9 @@ from jax.tree_util import Partial
 
 from fedjax_opt.core import Model, Objective, Variables, checks
 from fedjax_opt.core.algorithm import as_partial
-from fedjax_opt.engine.batching import BATCHINGS, feeding_from_data
+from fedjax_opt.core.federation import BATCHINGS
+from fedjax_opt.core.struct import struct
+from fedjax_opt.engine.batching import feeding_from_data
 from fedjax_opt.engine.evaluate import _own as own_model
 from fedjax_opt.execution.jobs import counted_loop
 
@@ -119,10 +120,9 @@ def _known_clients(variables: Any) -> int | None:
     return variables.args[2].num_clients if function is _tuned else None
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
+@struct("batch_size", "batching", "full_batches")
 class _Fixed:
-    """What is compiled in."""
+    """The model, and what is compiled in."""
 
     model: Model
     batch_size: int

@@ -31,7 +31,8 @@ def preprocessed(model: Model, *steps: Callable[[Any, jax.Array | None], Any]) -
       >>> model.init(jax.random.key(0), batch).params["layer_0"]["w"].shape
       (3, 3)
     """
-    return Model(Partial(_init, model.init, steps), Partial(_loss, model.loss, steps))
+    functions = Partial(_init, model.init, steps), Partial(_loss, model.loss, steps)
+    return Model(*functions, model.frozen)
 
 
 def _init(init, steps, key, batch):
@@ -40,8 +41,8 @@ def _init(init, steps, key, batch):
     return init(key, batch)
 
 
-def _loss(loss, steps, variables, batch, key):
+def _loss(loss, steps, variables, batch, key, *frozen):
     keys = [None] * (len(steps) + 1) if key is None else jax.random.split(key, len(steps) + 1)
     for i, step in enumerate(steps):
         batch = step(batch, keys[i])
-    return loss(variables, batch, keys[len(steps)])
+    return loss(variables, batch, keys[len(steps)], *frozen)

@@ -50,10 +50,9 @@ class ClientStore:
       >>> import fedjax_opt as fo
       >>> model, data, optimum = fo.data.quadratics(num_clients=10, dimension=3)
       >>> store = fo.ClientStore()
-      >>> result = fo.simulate(
-      ...     fo.scaffold(fo.optimizers.sgd(0.1)), model, data, rounds=20, cohort_size=5,
-      ...     batch_size=1, local_steps=5, progress=False, client_state=store,
-      ... )
+      >>> federation = fo.Federation(model, data, cohort=5, local_steps=5, batch_size=1)
+      >>> algorithm = fo.scaffold(fo.optimizers.sgd(0.1))
+      >>> result = fo.simulate(algorithm, federation, 20, client_state=store, progress=False)
       >>> result.state.clients, store.round
       ((), 20)
       >>> store.rows([3, 7])[7].control["x"].shape

@@ -64,7 +64,7 @@ def gathered(
     test: Callable[[set[str]], Clients],
     stored: Directory,
     **options: Any,
-) -> tuple[fed.ClientData, Arrays]:
+) -> tuple[fed.ClientData | fed.StoredClients, Arrays]:
     """The training clients, and the examples of the test clients, in memory or from a directory.
 
     Args:
@@ -87,4 +87,5 @@ def gathered(
         raise ValueError(f"stored must be a directory made by {made_by}; {home} is by {found}.")
     if not (home / "test").exists():
         fed.store(test(set(fed.stored_names(home / "train"))), home / "test")
-    return fed.open_stored(home / "train"), fed.open_stored(home / "test").examples
+    tested: Arrays = {**fed.open_stored(home / "test").examples}
+    return fed.open_stored(home / "train"), tested

@@ -90,7 +90,7 @@ def femnist_cnn(
 
 def _leaf_images(
     folder: str | os.PathLike[str], num_clients: int, stored: Directory
-) -> tuple[fed.ClientData, Arrays]:
+) -> tuple[fed.ClientData | fed.StoredClients, Arrays]:
     """The first writers' training images, and the test images of the same writers."""
     num_clients = checks.integer("num_clients", num_clients, low=1)
     home = pathlib.Path(folder)

@@ -54,7 +54,7 @@ class Checkpoints:
       >>> import jax.numpy as jnp
       >>> import fedjax_opt as fo
       >>> algorithm = fo.fedavg(fo.optimizers.sgd(0.1))
-      >>> state = fo.init_state(algorithm, {"w": jnp.ones(3)}, num_clients=5)
+      >>> state = fo.first_state(algorithm, {"w": jnp.ones(3)}, num_clients=5)
       >>> with tempfile.TemporaryDirectory() as directory:
       ...     with fo.Checkpoints(directory, keep=2, keep_every=100) as checkpoints:
       ...         checkpoints.save(state, history={})

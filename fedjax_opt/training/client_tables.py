@@ -6,7 +6,6 @@ those that the next one needs; rows that both need stay on the device. Random nu
 and rounds, so the results are those of a run with everything on the device.
 """
 
-import dataclasses
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -18,9 +17,10 @@ import numpy as np
 from jax.tree_util import Partial
 
 from fedjax_opt.core.algorithm import Algorithm
+from fedjax_opt.core.client_data import ClientData
 from fedjax_opt.core.model import Model
-from fedjax_opt.core.state import FederatedState, check_state, init_state
-from fedjax_opt.engine.cohorts import Sampler
+from fedjax_opt.core.sampler import Sampler
+from fedjax_opt.core.state import FederatedState, check_state, first_state
 from fedjax_opt.engine.evaluate import evaluate_clients, evaluate_each, personal_variables
 from fedjax_opt.execution import distributed, row_exchange
 from fedjax_opt.execution.client_rows import ClientRows
@@ -36,7 +36,7 @@ class Resident:
     """Client states that are on the device all the time."""
 
     reach = float("inf")  # how many chunks they can be taken back: they are a part of the state
-    init_state = staticmethod(init_state)
+    first_state = staticmethod(first_state)
 
     def open(self, algorithm: Algorithm, state: FederatedState) -> tuple[Any, FederatedState]:
         """Itself, and the state as it is to be checked."""
@@ -107,11 +107,11 @@ class FromStore:
         """How many chunks they can be taken back."""
         return self._store.reach
 
-    def init_state(
+    def first_state(
         self, algorithm: Algorithm, variables: Any, num_clients: int, key: jax.Array
     ) -> FederatedState:
         """The state before the first round, without the clients."""
-        state = init_state(algorithm, variables, 1, key)
+        state = first_state(algorithm, variables, 1, key)
         return state._replace(clients=(), num_clients=jnp.asarray(num_clients, jnp.int32))
 
     def open(self, algorithm: Algorithm, state: FederatedState) -> tuple[Any, FederatedState]:
@@ -199,7 +199,7 @@ class FromStore:
             rows = self._rows(np.arange(start, start + block))
             own = personal_variables(algorithm, state._replace(clients=rows))
             some = slice(start, start + block)
-            part = dataclasses.replace(data, offsets=data.offsets[some], sizes=data.sizes[some])
+            part = ClientData(data.examples, data.offsets[some], data.sizes[some])
             shifted = Partial(_shifted, own, jnp.int32(start))
             values = evaluate_each(shifted, part, model, batch_size)
             found.append({k: np.asarray(v)[first - start :] for k, v in values.items()})

@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_opt.core import controller
 from fedjax_opt.core.state import FederatedState
+from fedjax_opt.core.struct import changed
 from fedjax_opt.engine import batching as batches
-from fedjax_opt.engine import controller
 from fedjax_opt.engine.feeding import probe_key
-from fedjax_opt.engine.preparation import Fixed, Traced
+from fedjax_opt.engine.preparation import Prepared
 from fedjax_opt.engine.run import one_round
 from fedjax_opt.execution import client_rows
 from fedjax_opt.execution.one_by_one import ClientFailure
@@ -44,29 +45,27 @@ class Debugger:
         self._folder = pathlib.Path(folder)
 
     def __call__(
-        self, traced: Traced, state: FederatedState, count: Any, fixed: Fixed, length: int
+        self, prepared: Prepared, state: FederatedState, count: Any, length: int
     ) -> tuple[FederatedState, Any, int]:
         """Some rounds: the state, their infos stacked, and how many they are."""
         del length
-        fixed = fixed._replace(strategy=Strategy("one_by_one"))
-        traced = traced._replace(guard=None)
+        unguarded = changed(prepared.federation, guard=None)
+        prepared = prepared.replace(federation=unguarded, strategy=Strategy("one_by_one"))
         infos: list[Any] = []
         for _ in range(int(count)):
             try:
                 with jax.disable_jit():
-                    state, info = one_round(traced, fixed, state)
+                    state, info = one_round(prepared, state)
             except ClientFailure as failure:
-                raise self._saved(failure, traced, fixed, state) from failure
+                raise self._saved(failure, prepared, state) from failure
             infos.append(info)
             if not bool(info.finite):
                 break
         return state, jax.tree.map(lambda *rows: jnp.stack(rows), *infos), len(infos)
 
-    def _saved(
-        self, failure: ClientFailure, traced: Traced, fixed: Fixed, state: Any
-    ) -> DebugError:
+    def _saved(self, failure: ClientFailure, prepared: Prepared, state: Any) -> DebugError:
         number, client = int(state.round), int(failure.client.id)
-        inputs, about = _inputs(failure, traced, fixed, state)
+        inputs, about = _inputs(failure, prepared, state)
         why = failure.cause or failure
         about |= {
             "round": number,
@@ -84,7 +83,7 @@ class Debugger:
         )
 
 
-def _inputs(failure: ClientFailure, traced: Traced, fixed: Fixed, state: FederatedState) -> Any:
+def _inputs(failure: ClientFailure, prepared: Prepared, state: FederatedState) -> Any:
     """All that the client's work depends on, as arrays by name; and what else is to be known."""
     client, shared, report = failure.client, failure.shared, ()
     training = isinstance(shared[0], tuple) and not hasattr(shared[0], "broadcast")
@@ -92,9 +91,10 @@ def _inputs(failure: ClientFailure, traced: Traced, fixed: Fixed, state: Federat
         shared, report = shared
     message, round_key, examples, participation = shared[1], shared[2], shared[3], shared[5]
     key = jax.random.fold_in(round_key, client.id)
+    federation = prepared.federation
     feeding = batches.feeding_from_data(
-        traced.data, client.id[None], fixed.batch_size, fixed.batching, fixed.full_batches,
-        fixed.num_chunks,
+        federation.clients, client.id[None], federation.batch_size, federation.batching,
+        prepared.full_batches, prepared.steps_per_epoch,
     )  # fmt: skip
     steps = int(client.num_steps)
     drawn = [feeding.draw(examples, client.feed, key, jnp.int32(k)) for k in range(steps)]
@@ -117,7 +117,7 @@ def _inputs(failure: ClientFailure, traced: Traced, fixed: Fixed, state: Federat
         extra = feeding.extra(examples, client.feed, probe_key(key))
         inputs["extra_batch"], inputs["extra_mask"] = extra
     remembered = state.controllers.learning_rate if state.controllers else ()
-    rate = controller.current_rate(traced.learning_rate, remembered, state.round)
+    rate = controller.current_rate(prepared.algorithm, remembered, state.round)
     about = {
         "stage": "local work" if training else "probe",
         "learning_rate": float(rate) if jax.tree.leaves(rate) else None,

@@ -4,8 +4,8 @@ import logging
 
 import numpy as np
 
+from fedjax_opt.core.guard import Fault
 from fedjax_opt.core.info import Info
-from fedjax_opt.engine.guard import Fault
 
 LOGGER = logging.getLogger("fedjax_opt")
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_opt.core.state import FederatedState
-from fedjax_opt.engine.preparation import Fixed, Traced
+from fedjax_opt.engine.preparation import Prepared
 from fedjax_opt.execution import distributed
 from fedjax_opt.execution.strategies import Strategy, place
 from fedjax_opt.training import provenance
@@ -53,8 +53,7 @@ class Keeper:
 
     Args:
       checkpoints: where to save; None for nowhere.
-      traced: the run's traced part.
-      fixed: its compiled part.
+      prepared: what its program is called with.
       state: what it starts from.
       algorithm: the algorithm of its first round.
       rollback: the rules by which it may go back, if any.
@@ -64,8 +63,7 @@ class Keeper:
     def __init__(
         self,
         checkpoints: Checkpoints | None,
-        traced: Traced,
-        fixed: Fixed,
+        prepared: Prepared,
         state: FederatedState,
         algorithm: Any,
         rollback: Any = None,
@@ -75,9 +73,7 @@ class Keeper:
         self._identity: dict[str, Any] = {}
         self.remembered: dict[str, Any] = {}  # by a run that may go back, in its checkpoint
         if checkpoints is not None:
-            self._identity = provenance.of_run(
-                traced, fixed, state, algorithm, rollback, **recorded
-            )
+            self._identity = provenance.of_run(prepared, state, algorithm, rollback, **recorded)
         self._previous: dict[int, Any] = {}
         self.signal: signal.Signals | None = None
         self._ended_by: str | None = None

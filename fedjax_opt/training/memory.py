@@ -6,7 +6,6 @@
 On CPUs all devices share the host's memory, and what is placed on each of them counts once for each.
 """
 
-import dataclasses
 import os
 import pathlib
 from collections.abc import Callable
@@ -17,16 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt.core import checks
+from fedjax_opt.core.client_data import ClientData
 from fedjax_opt.core.messages import array_bytes
 from fedjax_opt.core.state import FederatedState
-from fedjax_opt.engine.preparation import Fixed, Traced
+from fedjax_opt.core.struct import changed
+from fedjax_opt.engine.preparation import Prepared
 from fedjax_opt.execution import strategies
 from fedjax_opt.training.streaming import on_host
 
 _CGROUP = pathlib.Path("/sys/fs/cgroup/memory.max")
 
-# (traced, state, fixed) -> the compiled program of a chunk of rounds.
-Compile = Callable[[Any, Any, Fixed], Any]
+# (prepared, state) -> the compiled program of a chunk of rounds.
+Compile = Callable[[Any, Any], Any]
 
 
 class Memory(NamedTuple):
@@ -53,9 +54,8 @@ class Memory(NamedTuple):
 
 
 def check_memory(
-    traced: Traced,
+    prepared: Prepared,
     state: FederatedState,
-    fixed: Fixed,
     chunk: int,
     copies: int,
     limit: Any,
@@ -64,7 +64,7 @@ def check_memory(
     """Refuses a run that does not fit, and names the largest that would.
 
     Args:
-      traced, state, fixed: the run.
+      prepared, state: the run.
       chunk: the rounds that are played at once.
       copies: how many copies of the state there are at once.
       limit: the bytes that the run may take, or 'device' for what there is; None to check no more than
@@ -74,7 +74,7 @@ def check_memory(
     Raises:
       ValueError: if the run does not fit.
     """
-    arrays = _arrays(traced, state, fixed, chunk, copies)
+    arrays = _arrays(prepared, state, chunk, copies)
     there_is = available_bytes()
     if limit is None:
         if there_is is not None and arrays.total > there_is:
@@ -89,24 +89,21 @@ def check_memory(
             raise ValueError("memory_limit='device': this device does not tell; give it in bytes.")
     limit = checks.integer("memory_limit", limit, low=1)
 
-    def needed(fixed: Fixed, size: int) -> Memory:
-        sampler = dataclasses.replace(traced.sampler, size=size)
-        abstract = _abstract(traced._replace(sampler=sampler), state, chunk)
-        analysis = compile_chunk(*abstract, fixed).memory_analysis()
-        found = _arrays(traced._replace(sampler=sampler), state, fixed, chunk, copies)
+    def needed(run: Prepared) -> Memory:
+        analysis = compile_chunk(*_abstract(run, state, chunk)).memory_analysis()
+        found = _arrays(run, state, chunk, copies)
         temporary = 0 if analysis is None else analysis.temp_size_in_bytes
-        return found._replace(program=temporary * _devices(fixed))
+        return found._replace(program=temporary * _devices(run))
 
-    size = traced.sampler.size
-    memory = needed(fixed, size)
+    memory = needed(prepared)
     if memory.total > limit:
-        if memory.data + memory.state > limit and not on_host(traced.data):
+        if memory.data + memory.state > limit and not on_host(prepared.federation.clients):
             hint = (
                 "Already the arrays do not fit, whatever the cohort: keep the data on the host with"
                 " fo.data.store and fo.data.open_stored, or use a smaller model."
             )
         else:
-            hint = _what_fits(fixed, size, lambda fixed, size: needed(fixed, size).total <= limit)
+            hint = _what_fits(prepared, lambda run: needed(run).total <= limit)
         raise ValueError(
             f"The run needs {memory}, more than memory_limit={limit}, which is {_readable(limit)}."
             f" {hint}"
@@ -126,62 +123,72 @@ def available_bytes() -> int | None:
     return min(found, int(text)) if text.isdecimal() else found
 
 
-def _what_fits(fixed: Fixed, size: int, fits: Callable[[Fixed, int], bool]) -> str:
+def _what_fits(prepared: Prepared, fits: Callable[[Prepared], bool]) -> str:
     """The largest chunk of clients that fits, else the largest cohort, by compiling a few."""
     smaller = []
-    if fixed.strategy.name in ("vmap", "chunked"):
-        now = size if fixed.strategy.name == "vmap" else min(fixed.strategy.size, size)
+    strategy, size = prepared.strategy, prepared.federation.cohort.size
+    if strategy.name in ("vmap", "chunked"):
+        now = size if strategy.name == "vmap" else min(strategy.size, size)
         options = strategies.candidates(size, num_devices=1)[1:]
         smaller = [s for s in options if s.name == "scan" or s.size < now]
     for option in smaller:
-        if fits(fixed._replace(strategy=option), size):
+        if fits(prepared.replace(strategy=option)):
             made = f'"{option.name}"'
             if option.name == "chunked":
                 made = f'fo.Strategy("chunked", size={option.size})'
             return f"strategy={made} is the largest that fits."
-    fixed = fixed._replace(strategy=smaller[-1]) if smaller else fixed
+    prepared = prepared.replace(strategy=smaller[-1]) if smaller else prepared
     low, high = 0, size
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(fixed, middle) else (low, middle)
+        low, high = (middle, high) if fits(_of_cohort(prepared, middle)) else (low, middle)
     if low == 0:
         return "Not even a cohort of one client fits: use a smaller model or batch_size."
-    return f'A cohort of {low} clients is the largest that fits, with strategy="{fixed.strategy.name}".'
+    name = prepared.strategy.name
+    return f'A cohort of {low} clients is the largest that fits, with strategy="{name}".'
 
 
-def _arrays(traced: Traced, state: FederatedState, fixed: Fixed, chunk: int, copies: int) -> Memory:
-    data, rows = traced.data, _rows_at_once(traced, chunk)
-    leaves = jax.tree.leaves(data.examples)
+def _of_cohort(prepared: Prepared, size: int) -> Prepared:
+    """The same run with smaller cohorts."""
+    cohort = changed(prepared.federation.cohort, size=size)
+    return prepared.replace(federation=changed(prepared.federation, cohort=cohort))
+
+
+def _arrays(prepared: Prepared, state: FederatedState, chunk: int, copies: int) -> Memory:
+    clients: Any = prepared.federation.clients
+    rows = _rows_at_once(prepared, chunk)
+    leaves = jax.tree.leaves(clients.examples)
     held = sum(array_bytes(x) // max(x.shape[0], 1) * rows for x in leaves)
     kept = array_bytes(state._replace(key=()))
-    devices = _devices(fixed)
+    devices = _devices(prepared)
     return Memory(held * devices, kept * copies * devices)
 
 
-def _rows_at_once(traced: Traced, chunk: int) -> int:
+def _rows_at_once(prepared: Prepared, chunk: int) -> int:
     """How many examples are on the device; of data on the host, at most those of one chunk's cohorts."""
-    if not on_host(traced.data):
-        return jax.tree.leaves(traced.data.examples)[0].shape[0]
-    sizes = np.asarray(traced.data.sizes)
-    most = min(chunk * traced.sampler.size + 1, len(sizes))
+    clients: Any = prepared.federation.clients
+    if not on_host(clients):
+        return jax.tree.leaves(clients.examples)[0].shape[0]
+    sizes = np.asarray(clients.sizes)
+    most = min(chunk * prepared.federation.cohort.size + 1, len(sizes))
     return int(np.partition(sizes, -most)[-most:].sum(dtype=np.int64))
 
 
-def _devices(fixed: Fixed) -> int:
+def _devices(prepared: Prepared) -> int:
     """How many devices share one memory."""
-    mesh = fixed.strategy.mesh
+    mesh = prepared.strategy.mesh
     return mesh.size if mesh is not None and mesh.devices.flat[0].platform == "cpu" else 1
 
 
-def _abstract(traced: Traced, state: FederatedState, chunk: int) -> tuple[Traced, FederatedState]:
+def _abstract(prepared: Prepared, state: FederatedState, chunk: int) -> tuple[Any, Any]:
     """Shapes of a run as its program sees it."""
-    data, rows = traced.data, _rows_at_once(traced, chunk)
-    shapes = jax.tree.map(_shape, (traced._replace(data=None), state))
+    clients: Any = prepared.federation.clients
+    rows = _rows_at_once(prepared, chunk)
     examples = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), data.examples
+        lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), clients.examples
     )
-    around = jax.tree.map(_shape, dataclasses.replace(data, examples=()))
-    return shapes[0]._replace(data=dataclasses.replace(around, examples=examples)), shapes[1]
+    seen = ClientData(examples, clients.offsets, clients.sizes)
+    return jax.tree.map(_shape, (prepared.with_clients(seen), state))
 
 
 def _shape(x: Any) -> jax.ShapeDtypeStruct:

@@ -6,7 +6,6 @@ the last chunk computes. Inside the program every device finds its own examples,
 where each client's begin.
 """
 
-import dataclasses
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -15,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fedjax_opt.core.client_data import ClientData
 from fedjax_opt.execution import meshes
 
 # How much more room is made than the largest part so far has needed: more room compiles anew.
@@ -109,9 +109,7 @@ class Parted:
         tables = jax.make_array_from_callback((parts * population,), split, offsets)
         sizes = meshes.put(self._sizes, self._mesh)
         own = meshes.PerDevice
-        return dataclasses.replace(
-            self._data, examples=own(examples), offsets=own(tables), sizes=sizes
-        )
+        return ClientData(own(examples), own(tables), sizes)
 
 
 def _own_parts(mesh: Mesh) -> list[int]:

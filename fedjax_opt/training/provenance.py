@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_opt.core.federation import Epochs
 from fedjax_opt.core.state import FederatedState
-from fedjax_opt.engine.preparation import Fixed, Traced
+from fedjax_opt.engine.preparation import Prepared
 from fedjax_opt.training.identity import digest, identify, of_array
 
 # What a run may differ in from the checkpoint that it resumes from, if it is asked for.
@@ -52,8 +53,7 @@ def circumstances() -> dict[str, Any]:
 
 
 def of_run(
-    traced: Traced,
-    fixed: Fixed,
+    prepared: Prepared,
     state: FederatedState,
     algorithm: Any,
     rollback: Any = None,
@@ -65,8 +65,7 @@ def of_run(
     no number, and are left out.
 
     Args:
-      traced: the part of the run that is an argument of the compiled program.
-      fixed: the part that is compiled in.
+      prepared: what its program is called with.
       state: the state that it starts from; of it, the key.
       algorithm: the algorithm of the first round.
       rollback: the rules by which it may go back, if any.
@@ -75,31 +74,34 @@ def of_run(
     Returns:
       By name: `functions`, `code`, `hyperparameters`, `data`, `recorded` and `seed`, texts by path.
     """
-    rules = {"guard": traced.guard, "rollback": rollback}
+    federation, by_rate = prepared.federation, prepared.algorithm
+    rules = {"guard": federation.guard, "rollback": rollback}
     rules = {name: rule for name, rule in rules.items() if rule is not None}
+    steps, rate = prepared.controls
+    epochs = isinstance(federation.local_steps, Epochs)
     found = identify(
         algorithm=algorithm,
-        model=fixed.model,
-        sampler=traced.sampler,
-        local_epochs=traced.local_steps if fixed.epochs else None,
-        local_steps=None if fixed.epochs else traced.local_steps,
-        learning_rate=traced.learning_rate,
-        batch_size=fixed.batch_size,
-        batching=fixed.batching,
-        weighting=fixed.weighting,
-        **({} if traced.algorithm is algorithm else {"algorithm_by_rate": traced.algorithm}),
+        model=federation.model,
+        cohort=federation.cohort,
+        local_epochs=steps if epochs else None,
+        local_steps=None if epochs else steps,
+        learning_rate=rate,
+        batch_size=federation.batch_size,
+        batching=federation.batching,
+        weighting=federation.weighting,
+        **({} if by_rate is algorithm else {"algorithm_by_rate": by_rate}),
         **rules,
     )
-    columns = {"diagnostics": str(sorted(fixed.diagnostics))}
+    columns = {"diagnostics": str(sorted(prepared.diagnostics))}
     columns |= {name: str(value) for name, value in recorded.items()}
-    validation = {} if not traced.validation else _examples("validation", traced.validation)
+    clients: Any = federation.clients
     return {
         "functions": found.functions,
         "code": found.code,
         "hyperparameters": found.values,
-        "data": _examples("data", traced.data.examples)
-        | {"data.sizes": of_array(np.asarray(traced.data.sizes))}
-        | validation,
+        "data": _examples("data", clients.examples)
+        | {"data.sizes": of_array(np.asarray(clients.sizes))}
+        | _examples("validation", federation.validation),
         "recorded": columns,
         "seed": {"key": of_array(state.key)},
     }

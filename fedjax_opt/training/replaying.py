@@ -18,10 +18,18 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import Partial, keystr, tree_leaves_with_path
 
-from fedjax_opt.core.algorithm import Algorithm, Context, Kept, ProbeData, check_algorithm
+from fedjax_opt.core.algorithm import (
+    Algorithm,
+    Context,
+    Kept,
+    ProbeData,
+    Scheduled,
+    check_algorithm,
+)
+from fedjax_opt.core.controller import at_rate
 from fedjax_opt.core.messages import any_gradient
 from fedjax_opt.core.model import Model, Variables
-from fedjax_opt.engine import controller, local
+from fedjax_opt.engine import local
 from fedjax_opt.engine.feeding import Feeding, probe_data
 
 _FORMAT = 1
@@ -85,7 +93,7 @@ def replay(
 
     Args:
       path: the file; `DebugError.path` is its name.
-      algorithm: the algorithm of the run, or the function of the learning rate.
+      algorithm: the algorithm of the run.
       model: the model of the run, with or without changes that should help.
       variables: any variables of the model, for their structure; None to ask `model.init`.
       stop_at_nan: whether to raise a FloatingPointError where the first NaN arises.
@@ -102,20 +110,18 @@ def replay(
       >>> import fedjax_opt as fo
       >>> model, data, optimum = fo.data.quadratics(num_clients=4, dimension=2)
       >>> algorithm = fo.attacks.nan_upload(fo.fedavg(fo.optimizers.sgd(0.1)), clients=[2])
+      >>> federation = fo.Federation(model, data, cohort=4, local_steps=2, batch_size=1)
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     try:
-      ...         fo.simulate(
-      ...             algorithm, model, data, rounds=3, cohort_size=4, batch_size=1, local_steps=2,
-      ...             debug=folder, progress=False,
-      ...         )
+      ...         fo.simulate(algorithm, federation, 3, debug=folder, progress=False)
       ...     except fo.DebugError as error:
       ...         again = fo.replay(error.path, algorithm, model)
       >>> again.about["client"], bool(np.isnan(again.upload.params["x"]).all())
       (2, True)
     """
     arrays, about = _load(pathlib.Path(path))
-    if not isinstance(algorithm, Algorithm):
-        algorithm = controller.build(algorithm, jnp.asarray(about["learning_rate"]))
+    if isinstance(algorithm, Scheduled):
+        algorithm = at_rate(algorithm, jnp.asarray(about["learning_rate"]))
     check_algorithm(algorithm)
     leaves = {
         name: [arrays[full] for full in full_names] for name, full_names in about["arrays"].items()

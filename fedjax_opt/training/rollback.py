@@ -20,12 +20,12 @@ import numpy as np
 from jax.tree_util import Partial
 
 from fedjax_opt.core import checks, trees
-from fedjax_opt.core.algorithm import Algorithm, get_variables, set_variables
+from fedjax_opt.core.algorithm import Scheduled, get_variables, set_variables
+from fedjax_opt.core.controller import Controller
+from fedjax_opt.core.guard import Fault
 from fedjax_opt.core.state import FederatedState
-from fedjax_opt.engine.controller import Controller
-from fedjax_opt.engine.guard import Fault
-from fedjax_opt.engine.preparation import Traced
-from fedjax_opt.execution.strategies import Strategy, place
+from fedjax_opt.engine.preparation import Prepared
+from fedjax_opt.execution.strategies import place
 from fedjax_opt.training.fault_log import LOGGER
 from fedjax_opt.training.good_states import Copies, Record, losses
 from fedjax_opt.training.keeping import OnDisk
@@ -51,10 +51,10 @@ class Rollback(NamedTuple):
 
       >>> import fedjax_opt as fo
       >>> model, data, optimum = fo.data.quadratics(num_clients=4, dimension=3)
+      >>> federation = fo.Federation(model, data, cohort=4, local_steps=2, batch_size=1)
       >>> result = fo.simulate(
-      ...     lambda eta: fo.fedavg(fo.optimizers.sgd(eta)), model, data, rounds=40, cohort_size=4,
-      ...     batch_size=1, local_steps=2, learning_rate=50.0, evaluate_every=5,
-      ...     rollback=fo.Rollback(limit=10), progress=False,
+      ...     fo.scheduled(lambda eta: fo.fedavg(fo.optimizers.sgd(eta)), 50.0), federation, 40,
+      ...     evaluate_every=5, rollback=fo.Rollback(limit=10), progress=False,
       ... )
       >>> len(result.history["loss"]), bool(result.history["step_scale"][-1] < 1)
       (40, True)
@@ -70,8 +70,7 @@ class Fallback:
 
     Args:
       rollback: the rules.
-      traced: the run, with the step as it was asked for.
-      strategy: where its arrays go.
+      prepared: the run, with the step as it was asked for.
       states: what keeps the good states.
       reach: how many chunks of rounds the clients' states can be taken back.
     """
@@ -79,12 +78,11 @@ class Fallback:
     def __init__(
         self,
         rollback: Rollback,
-        traced: Traced,
-        strategy: Strategy,
+        prepared: Prepared,
         states: Copies | OnDisk,
         reach: float,
     ) -> None:
-        self._rules, self._traced, self._strategy = rollback, traced, strategy
+        self._rules, self._prepared = rollback, prepared
         self._states, self._reach = states, reach
         self.record = Record(good=(0,))
 
@@ -93,10 +91,10 @@ class Fallback:
         self.record = Record.restored(saved) if saved else Record(good=(int(state.round),))
         self._states.keep(state, self.record.good)
 
-    def traced(self) -> Traced:
+    def prepared(self) -> Prepared:
         """The run with the step as it is now."""
         scale = jnp.asarray(self.record.scale, jnp.result_type(float))
-        return _with_scale(self._traced, place(scale, self._strategy))
+        return _with_scale(self._prepared, place(scale, self._prepared.strategy))
 
     def judge(self, log: Log, state: FederatedState, done: int) -> str | None:
         """Why the newest chunk is divergence; None if it is not, and then it may be kept as good.
@@ -150,18 +148,19 @@ def check_rollback(rollback: Any) -> None:
     checks.integer("rollback.limit", rollback.limit, low=1)
 
 
-def _with_scale(traced: Traced, scale: jax.Array) -> Traced:
-    if isinstance(traced.algorithm, Algorithm):
-        step = Partial(_damped, traced.algorithm.server_step, scale)
-        return traced._replace(algorithm=traced.algorithm._replace(server_step=step))
-    rate = traced.learning_rate
+def _with_scale(prepared: Prepared, scale: jax.Array) -> Prepared:
+    algorithm = prepared.algorithm
+    if not isinstance(algorithm, Scheduled):
+        step = Partial(_damped, algorithm.server_step, scale)
+        return prepared.replace(algorithm=algorithm._replace(server_step=step))
+    rate = algorithm.setting
     if isinstance(rate, Controller):
-        rate = Controller(rate.init, rate.update, Partial(_scaled_value, rate.value, scale))
+        rate = rate._replace(value=Partial(_scaled_value, rate.value, scale))
     elif callable(rate):
         rate = Partial(_scaled_schedule, rate, scale)
     else:
         rate = scale * jnp.asarray(rate, scale.dtype)
-    return traced._replace(learning_rate=rate)
+    return prepared.replace(algorithm=algorithm._replace(setting=rate))
 
 
 def _damped(server_step, scale, server, mean, facts):

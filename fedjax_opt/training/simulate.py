@@ -1,9 +1,8 @@
 """A run driven from the host, in chunks: progress, evaluation, callbacks, checkpoints between them."""
 
 import contextlib
-import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt.core import checks
-from fedjax_opt.core.algorithm import Algorithm
-from fedjax_opt.core.model import Model
-from fedjax_opt.core.state import FederatedState
-from fedjax_opt.engine.cohorts import Sampler
-from fedjax_opt.engine.controller import Controller, first_algorithm
-from fedjax_opt.engine.guard import Guard
-from fedjax_opt.engine.preparation import Fixed, Traced, prepare
+from fedjax_opt.core.algorithm import Algorithm, Scheduled, StaticInt
+from fedjax_opt.core.client_data import ClientData
+from fedjax_opt.core.controller import Controller, first_algorithm
+from fedjax_opt.core.federation import Federation, check_nouns, initial_variables
+from fedjax_opt.core.state import FederatedState, as_key
+from fedjax_opt.core.struct import changed
+from fedjax_opt.engine.preparation import Prepared, prepare
 from fedjax_opt.engine.run import one_round, seats, settle_strategy
 from fedjax_opt.execution import distributed, meshes
 from fedjax_opt.execution.strategies import Strategy, place, resolve
@@ -37,37 +36,24 @@ from fedjax_opt.training.result import NonFiniteLossError, Result
 from fedjax_opt.training.rollback import Fallback, Rollback, check_rollback
 from fedjax_opt.training.streaming import Resident, Stream, on_host
 
+_CALL = "simulate(algorithm, federation, rounds)"
 _DEFAULT_CHUNK = 10
 
 
 def simulate(
-    algorithm: Algorithm | Callable[[Any], Algorithm],
-    model: Model,
-    data: Any,
+    algorithm: Algorithm | Scheduled,
+    federation: Federation,
     rounds: int,
     *,
-    cohort_size: int | None = None,
-    sampler: Sampler | None = None,
-    batch_size: int = 32,
-    local_steps: Any = None,
-    local_epochs: Any = None,
-    learning_rate: Any = None,
-    validation: Any = None,
-    validate_every: int = 1,
-    batching: str = "shuffled",
-    weighting: str = "samples",
-    strategy: str | Strategy = "auto",
-    diagnostics: Sequence[str] = (),
     seed: int = 0,
     state: FederatedState | None = None,
     client_state: ClientStore | None = None,
-    test: Any = None,
-    client_test: Any = None,
     evaluate_every: int = _DEFAULT_CHUNK,
     callbacks: Iterable[Callback] = (),
     checkpoints: Checkpoints | None = None,
+    strategy: str | Strategy = "auto",
+    diagnostics: Sequence[str] = (),
     on_nonfinite: str = "raise",
-    guard: Guard | None = None,
     rollback: Rollback | None = None,
     memory_limit: int | str | None = None,
     debug: Any = None,
@@ -81,41 +67,28 @@ def simulate(
     or the number of rounds compiles nothing anew.
 
     Args:
-      algorithm: the algorithm; with a `learning_rate`, a function of it that returns the algorithm.
-      model: the model.
-      data: a `ClientData` to train on. If its examples are memory-mapped (`fo.data.open_stored`), they
-        stay on the host: each chunk is sent those of its cohorts, read while the last one computes.
+      algorithm: the algorithm, or one with a `scheduled` learning rate.
+      federation: what it learns on; see `Federation`. If its clients are in files
+        (`fo.data.open_stored`), the examples stay on the host: each chunk is sent those of its cohorts,
+        read while the last one computes. Every `evaluate_every` rounds the global model is evaluated on
+        `federation.test`, and each client's own (the global one, unless the algorithm personalises) on
+        its own examples in `federation.client_test`.
       rounds: the number of rounds that the state should have when it is done.
-      cohort_size: S clients in every round, drawn uniformly; or give a `sampler`.
-      sampler: how the cohort is drawn; see `fedjax_opt.cohorts`.
-      batch_size: B.
-      local_steps: K, a number, one per client `[N]`, a function of the round, or a `Controller`.
-      local_epochs: E instead of K.
-      learning_rate: eta, for an algorithm that is given as a function of it: a number, a function of
-        the round or a `Controller`; in the history by name.
-      validation: examples that controllers may watch, evaluated inside of the run; in the history as
-        `validation_<name>`. Keep the test set apart from it.
-      validate_every: the rounds between such evaluations; NaN in the history of the others.
-      batching: 'shuffled' epochs, or with 'replacement'.
-      weighting: aggregate by 'samples' or 'uniform'.
-      strategy: how the client axis is executed; see `Strategy`.
-      diagnostics: what to measure of the clients' drift, as for `run_rounds`; in the history by name.
       seed: of the model's initial variables and of everything drawn later.
       state: where to start instead; the seed is then not used.
       client_state: where the clients' states are kept instead of on the device; `state.clients` is then
         `()`. Each chunk is sent the rows of its cohorts, and the results are the same bit for bit.
-      test: a test set, a pytree of arrays `[n, ...]`, evaluated every `evaluate_every` rounds.
-      client_test: a `ClientData` with the same clients: each client's own model (the global one, unless
-        the algorithm personalises) on its own examples, at the same times.
       evaluate_every: the rounds between evaluations, and the length of a chunk.
       callbacks: functions of an `Event` that may return a reason to stop.
       checkpoints: where to save, after each chunk. If it holds a checkpoint of this run, the run
         resumes from there; one of another run is refused. SIGTERM and SIGINT then end the run after the
         chunk that is being played, with `Interrupted`.
+      strategy: how the client axis is executed; see `Strategy`.
+      diagnostics: what to measure of the clients' drift, as for `run_rounds`; in the history by
+        name, as are the learning rate of a `scheduled` algorithm and what controllers
+        watch, `validation_<name>`.
       on_nonfinite: 'raise' a `NonFiniteLossError` that names round, client and step and holds the last
         good state, or 'stop' and return it.
-      guard: the rules by which clients are left out, a `Guard`. Those are named in the log (`logging`,
-        'fedjax_opt') and counted in the history.
       rollback: what to do if the run diverges, a `Rollback`; `step_scale` in the history says when. It
         goes back to a checkpoint where there are `checkpoints`, else to a copy of the state.
       memory_limit: the bytes that the run may take, or 'device' for what there is: it is compiled once
@@ -131,54 +104,49 @@ def simulate(
     Example:
       >>> import fedjax_opt as fo
       >>> model, data, optimum = fo.data.quadratics(num_clients=10, dimension=3)
-      >>> result = fo.simulate(
-      ...     fo.scaffold(fo.optimizers.sgd(0.1)), model, data, rounds=50, cohort_size=5,
-      ...     batch_size=1, local_steps=5, weighting="uniform", progress=False,
-      ... )
+      >>> federation = fo.Federation(model, data, cohort=5, local_steps=5, batch_size=1)
+      >>> algorithm = fo.scaffold(fo.optimizers.sgd(0.1))
+      >>> result = fo.simulate(algorithm, federation, 50, progress=False)
       >>> result.history["loss"].shape
       (50,)
     """
+    check_nouns(algorithm, federation, _CALL)
     rounds = checks.integer("rounds", rounds, low=1)
-    checks.integer("batch_size", batch_size, low=1)
     chunk = checks.integer("evaluate_every", evaluate_every, low=1)
     checks.choice("on_nonfinite", on_nonfinite, ("raise", "stop"))
     check_rollback(rollback)
-    first = first_algorithm(algorithm, learning_rate)
+    if isinstance(federation.local_steps, StaticInt):  # traced: another K compiles nothing
+        federation = federation.replace(local_steps=jnp.asarray(int(federation.local_steps)))
+    test, client_test = federation.test, federation.client_test
+    first = first_algorithm(algorithm)
     clients = client_tables.of(client_state, chunk)
-    make = partial(_first_state, first, model, data, batch_size, seed, clients)
+    make = partial(_first_state, first, federation, seed, clients)
     start = meshes.made(make, resolve(strategy).mesh) if state is None else state
     clients, start = clients.open(first, start)
-    if isinstance(local_steps, (int, np.integer)):
-        checks.integer("local_steps", local_steps, low=1)
-        local_steps = jnp.asarray(local_steps, jnp.int32)  # traced: another K compiles nothing
-    traced, fixed, start = prepare(
-        algorithm, model, data, start, cohort_size=cohort_size, sampler=sampler,
-        batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs,
-        learning_rate=learning_rate, validation=validation, validate_every=validate_every,
-        batching=batching, weighting=weighting, strategy=strategy, diagnostics=diagnostics,
-        guard=guard,
-    )  # fmt: skip
-    start, seen = clients.part(start, traced.sampler)
-    fixed = settle_strategy(traced, fixed, seen)
+    prepared, start = prepare(algorithm, federation, start, strategy, diagnostics, "simulate")
+    start, seen = clients.part(start, federation.cohort)
+    prepared = settle_strategy(prepared, seen)
     copies = 2 if rollback is None or checkpoints is not None else 4
-    check_memory(traced, seen, fixed, chunk, copies, memory_limit, partial(_compiled, chunk))
+    check_memory(prepared, seen, chunk, copies, memory_limit, partial(_compiled, chunk))
     log = Log()
     watched = {"test": test is not None, "client_test": client_test is not None}
-    keeper = Keeper(checkpoints, traced, fixed, start, first, rollback, **watched)
+    keeper = Keeper(checkpoints, prepared, start, first, rollback, **watched)
     start = keeper.resume(start, log)
-    clients.begin(start, fixed.strategy)
+    clients.begin(start, prepared.strategy)
     # The state is copied, since its buffers are given up to the program: the caller keeps theirs.
     current = jax.tree.map(jnp.copy, start)
-    source = _source(traced, fixed, start.cohort_key, chunk)
-    traced, current, test, client_test = place(
-        (traced._replace(data=None), current, test, client_test), fixed.strategy
+    source = _source(prepared, start.cohort_key, chunk)
+    prepared, current, test, client_test = place(
+        (prepared.with_clients(federation.num_clients), current, test, client_test),
+        prepared.strategy,
     )
+    model = prepared.federation.model
     fallback = None
     if rollback is not None:
-        saved = None if checkpoints is None else OnDisk(keeper, start, fixed.strategy)
-        fallback = Fallback(rollback, traced, fixed.strategy, saved or Copies(), clients.reach)
+        saved = None if checkpoints is None else OnDisk(keeper, start, prepared.strategy)
+        fallback = Fallback(rollback, prepared, saved or Copies(), clients.reach)
         fallback.begin(current, keeper.remembered)
-        traced = fallback.traced()
+        prepared = fallback.prepared()
     play = _play if debug is None else Debugger(debug)
     callbacks = tuple(callbacks)
     started = time.perf_counter() - log.seconds
@@ -193,16 +161,16 @@ def simulate(
             keeper.save(current, log, None, fallback.record)  # there is always one to go back to
         while done < rounds:
             count = min(chunk, rounds - done)
-            now = traced._replace(data=source.take(done, count))
+            now = prepared.with_clients(source.take(done, count))
             current = clients.put_in(current, done, count)
             for ahead in (source, clients):
                 ahead.prefetch(done + count, min(chunk, rounds - done - count))
-            current, infos, played = play(now, current, jnp.int32(count), fixed, chunk)
+            current, infos, played = play(now, current, jnp.int32(count), chunk)
             current = clients.take_out(current)
             log.add_rounds(infos, int(played))
             if fallback is not None and (why := fallback.judge(log, current, done)) is not None:
                 current, ended = fallback.go_back(log, why)
-                clients.begin(current, fixed.strategy)
+                clients.begin(current, prepared.strategy)
                 done = int(current.round)
                 bar.update(done - bar.n)
                 if ended is None and (ending := keeper.ending()):
@@ -210,7 +178,7 @@ def simulate(
                 if ended is not None:
                     stopped = ended
                     break
-                traced = fallback.traced()
+                prepared = fallback.prepared()
                 continue
             if not log.finite:
                 stopped = log.describe_failure()
@@ -243,41 +211,44 @@ def simulate(
     return result
 
 
-def _first_state(algorithm, model, data, batch_size, seed, clients) -> FederatedState:
-    sample = jax.tree.map(lambda x: jnp.asarray(x[:batch_size]), data.examples)
-    key = jax.random.key(seed)
-    variables = model.init(jax.random.fold_in(key, 0), sample)
-    return clients.init_state(algorithm, variables, len(data.sizes), jax.random.fold_in(key, 1))
+def _first_state(algorithm, federation, seed, clients) -> FederatedState:
+    key = as_key(seed)
+    variables = initial_variables(federation, key)
+    return clients.first_state(
+        algorithm, variables, federation.num_clients, jax.random.fold_in(key, 1)
+    )
 
 
-def _source(traced: Traced, fixed: Fixed, key: jax.Array, chunk: int) -> Any:
-    if not on_host(traced.data):
-        return Resident(traced.data, fixed.strategy)
-    if "momentum_deviation" in fixed.diagnostics:
+def _source(prepared: Prepared, key: jax.Array, chunk: int) -> Any:
+    federation, strategy = prepared.federation, prepared.strategy
+    clients: Any = federation.clients
+    if not on_host(clients):
+        return Resident(clients, strategy)
+    if "momentum_deviation" in prepared.diagnostics:
         raise ValueError(
-            "diagnostics: 'momentum_deviation' needs all examples in every round, but those of data"
-            " are memory-mapped, and only the cohorts' are read. Leave it out, or use data in memory."
+            "diagnostics: 'momentum_deviation' needs all examples in every round, but those of the"
+            " clients are in files, and only the cohorts' are read. Leave it out, or use data in memory."
         )
-    mesh = fixed.strategy.mesh
+    mesh = strategy.mesh
     if (
         mesh is not None
         and mesh.is_multi_process
-        and not isinstance(traced.local_steps, Controller)
+        and not isinstance(prepared.controls.local_steps, Controller)
     ):
-        who = dataclasses.replace(traced.data, examples=(), offsets=())
-        known = traced._replace(algorithm=(), validation=(), client_test=None, data=who)
+        read = changed(federation, clients=ClientData((), (), clients.sizes), validation=None)
+        who = prepared.replace(algorithm=(), federation=read)
 
         def places(first_round: int) -> np.ndarray:
-            return np.asarray(seats(known, key, np.int32(first_round), fixed, chunk))
+            return np.asarray(seats(who, key, np.int32(first_round), chunk))
 
-        return Parted(traced.data, mesh, places)
-    return Stream(traced.data, fixed.strategy, traced.sampler, key, chunk)
+        return Parted(clients, mesh, places)
+    return Stream(clients, strategy, federation.cohort, key, chunk)
 
 
-@partial(jax.jit, static_argnames=("fixed", "length"), donate_argnames="state")
-def _play(traced: Traced, state: FederatedState, count: jax.Array, fixed: Fixed, length: int):
+@partial(jax.jit, static_argnames="length", donate_argnames="state")
+def _play(prepared: Prepared, state: FederatedState, count: jax.Array, length: int):
     """Up to `count` rounds, fewer if one is not finite; history arrays have room for `length`."""
-    info = jax.eval_shape(lambda s: one_round(traced, fixed, s)[1], state)
+    info = jax.eval_shape(lambda s: one_round(prepared, s)[1], state)
     room = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), info)
 
     def go_on(carry):
@@ -286,7 +257,7 @@ def _play(traced: Traced, state: FederatedState, count: jax.Array, fixed: Fixed,
 
     def one(carry):
         state, infos, played, _ = carry
-        state, info = one_round(traced, fixed, state)
+        state, info = one_round(prepared, state)
         infos = jax.tree.map(lambda rows, row: rows.at[played].set(row), infos, info)
         return state, infos, played + 1, info.finite
 
@@ -295,7 +266,7 @@ def _play(traced: Traced, state: FederatedState, count: jax.Array, fixed: Fixed,
     return state, infos, played
 
 
-def _compiled(chunk: int, traced: Traced, state: FederatedState, fixed: Fixed) -> Any:
+def _compiled(chunk: int, prepared: Prepared, state: FederatedState) -> Any:
     """The program of a chunk of rounds, for shapes."""
     count = jax.ShapeDtypeStruct((), jnp.int32)
-    return _play.lower(traced, state, count, fixed, chunk).compile()
+    return _play.lower(prepared, state, count, chunk).compile()

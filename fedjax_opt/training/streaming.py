@@ -6,7 +6,6 @@ of the same clients as ever, whose examples are only some; random numbers belong
 so the results are those of a run with everything on the device.
 """
 
-import dataclasses
 import mmap
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -16,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.engine.cohorts import Sampler
+from fedjax_opt.core.client_data import ClientData, in_memory
+from fedjax_opt.core.sampler import Sampler
 from fedjax_opt.execution.strategies import Strategy, place
 
 # How much more room is made than the largest chunk so far has needed: more room compiles anew.
@@ -25,7 +25,7 @@ _SPARE = 1.25
 
 def on_host(data: Any) -> bool:
     """Whether examples are memory-mapped, and so are not meant to be read as a whole."""
-    return any(isinstance(leaf, np.memmap) for leaf in jax.tree.leaves(data.examples))
+    return not in_memory(data)
 
 
 class Resident:
@@ -105,8 +105,7 @@ class Stream:
             for a, b in zip(first, last, strict=True)
         ]
         examples = jax.tree.map(partial(_gathered, runs, self._room), self._data.examples)
-        read = dataclasses.replace(self._data, examples=examples, offsets=offsets)
-        return place(read, self._strategy)
+        return place(ClientData(examples, offsets, self._data.sizes), self._strategy)
 
     def _make_room(self, rows: int) -> None:
         if rows > self._room:

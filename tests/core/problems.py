@@ -1,5 +1,7 @@
 """Tiny problems that the tests of the core share, and what NumPy says about them."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,9 +48,22 @@ def ragged(sizes, seed=0):
     return fo.ClientData.from_list(clients)
 
 
+def changed(federation, options):
+    """The federation with those options that are fields of it, and the other options."""
+    names = {field.name for field in dataclasses.fields(fo.Federation)}
+    fields = {name: value for name, value in options.items() if name in names}
+    rest = {name: value for name, value in options.items() if name not in names}
+    return federation.replace(**fields), rest
+
+
+def start_at():
+    """A model that is not at any special point."""
+    return fo.Variables({"w": jnp.array([0.3, -0.2, 0.1])})
+
+
 def start(algorithm, num_clients, seed=0):
-    """A state whose model is not at any special point."""
-    return fo.init_state(algorithm, {"w": jnp.array([0.3, -0.2, 0.1])}, num_clients, seed)
+    """A state with such a model."""
+    return fo.first_state(algorithm, start_at(), num_clients, seed)
 
 
 def gradient(w, x, y):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedjax_opt.engine.permutation import permuted
+from fedjax_opt.core.permutation import permuted
 
 LARGEST = 4096
 # A right implementation fails a test at this level once in ten thousand choices of the seed.

@@ -12,16 +12,13 @@ SIZES = (5, 8, 3, 12, 7, 4)
 DATA = problems.ragged(SIZES)
 N = len(SIZES)
 SGD = fo.optimizers.sgd(0.1)
-OPTIONS = {"cohort_size": 3, "batch_size": 4, "local_steps": 2, "strategy": "scan"}
+BASE = fo.Federation(problems.MODEL, DATA, cohort=3, local_steps=2, batch_size=4)
 
 
-def run(algorithm, rounds=5, state=None, model=problems.MODEL, data=DATA, **options):
-    state = problems.start(algorithm, len(data)) if state is None else state
-    return fo.run_rounds(algorithm, model, data, state, rounds, **OPTIONS | options)
-
-
-def sampled(sampler, **options):
-    return {"cohort_size": None, "sampler": sampler, **options}
+def run(algorithm, rounds=5, state=None, **options):
+    federation, options = problems.changed(BASE, options)
+    state = problems.start(algorithm, N) if state is None else state
+    return fo.run_rounds(algorithm, federation, state, rounds, **{"strategy": "scan"} | options)
 
 
 @pytest.mark.parametrize(
@@ -33,9 +30,9 @@ def sampled(sampler, **options):
     ids=["uniform", "pool"],
 )
 def test_200_rounds_are_100_and_100_more(algorithm, sampler):
-    whole = run(algorithm, 200, **sampled(sampler))
-    first = run(algorithm, 100, **sampled(sampler))
-    second = run(algorithm, 100, first.state, **sampled(sampler))
+    whole = run(algorithm, 200, cohort=sampler)
+    first = run(algorithm, 100, cohort=sampler)
+    second = run(algorithm, 100, first.state, cohort=sampler)
     problems.assert_identical(second.state, whole.state)
     joined = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first.history, second.history)
     problems.assert_identical(joined, whole.history)
@@ -87,10 +84,8 @@ def test_the_gradient_through_a_probe_of_clients_of_one_size():
     def loss(rate):
         algorithm = fo.mimelite(fo.optimizers.sgdm(rate, 0.9))
         state = problems.start(algorithm, 4)
-        found = fo.run_rounds(
-            algorithm, problems.MODEL, data, state, 3, cohort_size=2, batch_size=3, local_steps=2,
-            strategy="scan",
-        )  # fmt: skip
+        federation = BASE.replace(clients=data, cohort=2, batch_size=3)
+        found = fo.run_rounds(algorithm, federation, state, 3, strategy="scan")
         return found.history.loss[-1]
 
     np.testing.assert_allclose(jax.grad(loss)(0.1), jax.jvp(loss, (0.1,), (1.0,))[1], rtol=1e-10)
@@ -111,8 +106,8 @@ def test_numbers_may_change_without_recompiling():
     def play(rate=0.1, steps=2, weights=(1.0,) * N, state=None):
         algorithm = fo.scaffold(fo.optimizers.sgd(rate))
         sampler = fo.cohorts.weighted(3, weights)
-        options = sampled(sampler, local_steps=jnp.int32(steps))
-        return run(algorithm, 3, state, model, **options)
+        options = {"model": model, "cohort": sampler, "local_steps": jnp.int32(steps)}
+        return run(algorithm, 3, state, **options)
 
     first = play()
     compiled = len(traces)
@@ -176,7 +171,7 @@ def test_empty_slots_do_not_count():
     """Clients 1 and 4 are reachable, three are asked for."""
     algorithm, reachable = fo.fedavg(SGD), [1, 4]
     sampler = fo.cohorts.available(3, np.isin(np.arange(N), reachable).astype(float))
-    result = run(algorithm, 1, **sampled(sampler, batch_size=12, local_steps=1))
+    result = run(algorithm, 1, cohort=sampler, batch_size=12, local_steps=1)
     taken = np.asarray(result.history.num_steps[0])
     assert sorted(taken.tolist()) == [0, 1, 1]
     assert set(np.asarray(result.history.cohort[0])[taken > 0]) == set(reachable)
@@ -195,9 +190,9 @@ def test_empty_slots_do_not_count():
 def test_where_nobody_is_reachable_nothing_changes(algorithm):
     """Round 1 of every two has nobody: the server's momentum does not move either."""
     trace = np.stack([np.ones(N), np.zeros(N)])
-    options = sampled(fo.cohorts.available(3, trace))
-    one = run(algorithm, 1, **options)
-    two = run(algorithm, 1, one.state, **options)
+    cohort = fo.cohorts.available(3, trace)
+    one = run(algorithm, 1, cohort=cohort)
+    two = run(algorithm, 1, one.state, cohort=cohort)
     assert one.history.num_steps.all() and not two.history.num_steps.any()
     problems.assert_identical(two.state, one.state._replace(round=jnp.int32(2)))
     assert two.history.finite.all()
@@ -214,22 +209,22 @@ def test_a_client_in_no_cohort_keeps_its_state():
 
 def test_the_population_must_be_the_same_everywhere():
     algorithm = fo.fedavg(SGD)
-    with pytest.raises(ValueError, match="state was made for 7 clients, but data holds 6"):
+    with pytest.raises(ValueError, match="state was made for 7 clients, but the federation has 6"):
         run(algorithm, state=problems.start(algorithm, 7))
-    with pytest.raises(ValueError, match="sampler was made for 4 clients, but data holds 6"):
-        run(algorithm, **sampled(fo.cohorts.weighted(2, np.ones(4))))
-    with pytest.raises(ValueError, match="sampler was made for 7 clients, but data holds 6"):
-        run(algorithm, **sampled(fo.cohorts.available(2, np.ones((3, 7)))))
+    with pytest.raises(ValueError, match="cohort was made for 4 clients, but there are 6"):
+        run(algorithm, cohort=fo.cohorts.weighted(2, np.ones(4)))
+    with pytest.raises(ValueError, match="cohort was made for 7 clients, but there are 6"):
+        run(algorithm, cohort=fo.cohorts.available(2, np.ones((3, 7))))
 
 
 def test_a_pool_must_not_be_larger_than_the_population():
     with pytest.raises(ValueError, match=r"pool.* 7"):
-        run(fo.fedavg(SGD), **sampled(fo.cohorts.dynamic_pool(2, pool_size=7, every=2)))
+        run(fo.fedavg(SGD), cohort=fo.cohorts.dynamic_pool(2, pool_size=7, every=2))
 
 
 @pytest.mark.parametrize("length", [N - 1, N + 1])
 def test_a_function_must_return_one_value_per_client(length):
     with pytest.raises(ValueError, match=f"availability.*{length}"):
-        run(fo.fedavg(SGD), **sampled(fo.cohorts.available(2, lambda t: jnp.ones(length))))
+        run(fo.fedavg(SGD), cohort=fo.cohorts.available(2, lambda t: jnp.ones(length)))
     with pytest.raises(ValueError, match=f"local_steps.*{length}"):
         run(fo.fedavg(SGD), local_steps=lambda t: jnp.ones(length, jnp.int32))

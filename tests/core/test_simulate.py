@@ -15,13 +15,13 @@ DATA = problems.ragged(SIZES)
 TEST = DATA.examples
 N = len(SIZES)
 SCAFFOLD = fo.scaffold(fo.optimizers.sgd(0.1))
-OPTIONS = {
-    "cohort_size": 3, "batch_size": 4, "local_steps": 2, "strategy": "scan", "progress": False
-}  # fmt: skip
+BASE = fo.Federation(problems.MODEL, DATA, cohort=3, local_steps=2, batch_size=4)
+OPTIONS = {"strategy": "scan", "progress": False}
 
 
-def simulate(rounds=20, algorithm=SCAFFOLD, model=problems.MODEL, data=DATA, **options):
-    return fo.simulate(algorithm, model, data, rounds, **OPTIONS | options)
+def simulate(rounds=20, algorithm=SCAFFOLD, **options):
+    federation, options = problems.changed(BASE, options)
+    return fo.simulate(algorithm, federation, rounds, **OPTIONS | options)
 
 
 def without_times(evaluations):
@@ -32,9 +32,8 @@ def without_times(evaluations):
 def test_chunks_change_nothing(evaluate_every):
     state = problems.start(SCAFFOLD, N)
     result = simulate(23, state=state, evaluate_every=evaluate_every)
-    options = OPTIONS | {"local_steps": jnp.int32(2)}
-    del options["progress"]
-    reference = fo.run_rounds(SCAFFOLD, problems.MODEL, DATA, state, 23, **options)
+    traced = BASE.replace(local_steps=jnp.int32(2))
+    reference = fo.run_rounds(SCAFFOLD, traced, state, 23, strategy="scan")
     problems.assert_identical(result.state, reference.state)
     for name in (
         "round",
@@ -59,10 +58,8 @@ def test_numbers_may_change_without_recompiling():
     def play(rounds=12, rate=0.1, steps=2, weights=(1.0,) * N, **options):
         sampler = fo.cohorts.weighted(3, weights)
         algorithm = fo.scaffold(fo.optimizers.sgd(rate))
-        return simulate(
-            rounds, algorithm, model, cohort_size=None, sampler=sampler, local_steps=steps,
-            evaluate_every=5, **options,
-        )  # fmt: skip
+        options = {"model": model, "cohort": sampler, "local_steps": steps, **options}
+        return simulate(rounds, algorithm, evaluate_every=5, **options)
 
     first = play()
     compiled = len(traces)
@@ -176,10 +173,8 @@ def test_a_non_finite_loss_names_round_client_and_step():
 
 
 def play_one(algorithm, state):
-    return fo.run_rounds(
-        algorithm, problems.MODEL, DATA, state, 1, cohort_size=3, batch_size=4,
-        local_steps=jnp.int32(2), strategy="scan",
-    )  # fmt: skip
+    traced = BASE.replace(local_steps=jnp.int32(2))
+    return fo.run_rounds(algorithm, traced, state, 1, strategy="scan")
 
 
 def test_the_last_good_state_can_go_on():
@@ -187,9 +182,9 @@ def test_the_last_good_state_can_go_on():
     poisoned = jax.tree.map(np.copy, DATA)
     poisoned.examples["y"][poisoned.offsets[3]] = np.nan
     # Cohorts are 0-1, 2-3, 4-5; round 1 fails on client 3.
-    options = {"cohort_size": None, "sampler": fo.cohorts.cyclic(2), "local_steps": 3}
+    options = {"cohort": fo.cohorts.cyclic(2), "local_steps": 3}
     with pytest.raises(fo.NonFiniteLossError, match=r"Round 1: .* client 3 \(loss nan") as caught:
-        simulate(9, data=poisoned, **options)
+        simulate(9, clients=poisoned, **options)
     assert "client 2" not in str(caught.value)
     continued = simulate(9, state=caught.value.result.state, **options)
     problems.assert_identical(continued.state, simulate(9, **options).state)

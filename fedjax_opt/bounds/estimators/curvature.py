@@ -108,7 +108,7 @@ def estimate_curvature(
     )
 
 
-@partial(jax.jit, static_argnames=("fixed", "iterations", "per_client"))
+@partial(jax.jit, static_argnames=("iterations", "per_client"))
 def _spectra(
     problem: Problem,
     points: Variables,

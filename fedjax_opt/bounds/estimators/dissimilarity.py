@@ -9,7 +9,6 @@ For weights that sum to 1, the third is the fourth with B = 1.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -110,7 +109,7 @@ def estimate_dissimilarity(
     )
 
 
-@partial(jax.jit, static_argnames="fixed")
+@jax.jit
 def _gradients(problem: Problem, points: Variables, fixed: Fixed):
     def at_point(variables):
         x = Layout.of(variables.params).vector(variables.params)

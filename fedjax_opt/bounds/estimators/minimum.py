@@ -5,6 +5,7 @@ almost as good as the minimum. Around the point found, mu is the smallest eigenv
 (less its residual), unless a better one is known.
 """
 
+import dataclasses
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from fedjax_opt.bounds.estimators.lanczos import extreme_eigenvalues, random_sta
 from fedjax_opt.bounds.estimators.newton import minimise
 from fedjax_opt.bounds.estimators.passes import Fixed, Layout, Problem
 from fedjax_opt.core import Model, Variables, checks
+from fedjax_opt.core.struct import struct
 
 
 class Minimum(NamedTuple):
@@ -58,8 +60,9 @@ class Heterogeneity(NamedTuple):
     clients: Minimum
 
 
-class _Search(NamedTuple):
-    """What is compiled into a search."""
+@struct("iterations", "with_curvature")
+class _Search:
+    """The passes that a search makes, and what is compiled into it."""
 
     fixed: Fixed
     iterations: int
@@ -195,7 +198,7 @@ def estimate_heterogeneity(
         iterations, chunk_size, seed,
     )  # fmt: skip
     minimum = _certified(_minimum(problem, variables, numbers, search), problem.num_rows, known)
-    search = search._replace(fixed=search.fixed.by_client)
+    search = dataclasses.replace(search, fixed=search.fixed.by_client)
     endings = _client_minima(problem, minimum.variables, numbers, search)
     clients = _certified(endings, np.asarray(data.sizes), known)
     weights = passes.client_weights(data.sizes, weighting)
@@ -235,13 +238,13 @@ def _prepare(
     return problem, numbers, _Known(strong_convexity, lower_bound, layout.dtype), search
 
 
-@partial(jax.jit, static_argnames="search")
+@jax.jit
 def _minimum(problem: Problem, variables: Variables, numbers: _Numbers, search: _Search) -> _Ending:
     slope = passes.global_slope(search.fixed, problem, variables)
     return _descend(slope, variables, numbers, search)
 
 
-@partial(jax.jit, static_argnames="search")
+@jax.jit
 def _client_minima(
     problem: Problem, variables: Variables, numbers: _Numbers, search: _Search
 ) -> _Ending:

@@ -30,8 +30,8 @@ from fedjax_opt.bounds.estimators.estimate import (
 )
 from fedjax_opt.bounds.estimators.passes import Fixed, Layout, Problem
 from fedjax_opt.core import Model, Objective, Variables, checks
-from fedjax_opt.engine.batching import BATCHINGS
-from fedjax_opt.engine.permutation import permuted
+from fedjax_opt.core.federation import BATCHINGS
+from fedjax_opt.core.permutation import permuted
 from fedjax_opt.execution.jobs import counted_loop
 
 # How many numbers the gradients of the examples that are held at once may be together.
@@ -157,7 +157,7 @@ class _Moments(NamedTuple):
     largest: jax.Array
 
 
-@partial(jax.jit, static_argnames=("fixed", "samples"))
+@partial(jax.jit, static_argnames="samples")
 def _scatter(
     problem: Problem, points: Variables, key: jax.Array, fixed: Fixed, samples: int | None
 ) -> _Moments:

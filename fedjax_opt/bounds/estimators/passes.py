@@ -10,6 +10,7 @@ A function from parameters to (loss, gradient), both means over data, is called 
 parameters and gradient are one flat vector, since what is built on it is linear algebra.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt.core import Model, Objective, Variables, checks, trees
+from fedjax_opt.core.federation import WEIGHTINGS
+from fedjax_opt.core.struct import struct
 from fedjax_opt.engine.batching import feeding_from_data
-from fedjax_opt.engine.preparation import WEIGHTINGS
 from fedjax_opt.execution import Strategy, strategies
 from fedjax_opt.execution.jobs import counted_loop
 
@@ -48,8 +50,9 @@ class Problem(NamedTuple):
         return jax.tree.leaves(self.examples)[0].shape[0]
 
 
-class Fixed(NamedTuple):
-    """What is compiled in: the model, and how many rows are looked at together.
+@struct("chunk_size", "pooled_chunk")
+class Fixed:
+    """The model, and how many rows are looked at together, which is compiled in.
 
     Where F is the mean over all rows, a chunk of `pooled_chunk` rows may hold those of several clients.
     """
@@ -61,7 +64,7 @@ class Fixed(NamedTuple):
     @property
     def by_client(self) -> "Fixed":
         """The same for a program that looks at one client at a time, whatever their weights."""
-        return self._replace(pooled_chunk=None)
+        return dataclasses.replace(self, pooled_chunk=None)
 
 
 class Layout(NamedTuple):
@@ -179,7 +182,7 @@ def global_slope(fixed: Fixed, problem: Problem, variables: Variables) -> Slope:
     """F and its gradient; with weights by samples, rows of several clients share a chunk."""
     if fixed.pooled_chunk is not None:
         everything = jnp.zeros((), jnp.int32), jnp.asarray(problem.num_rows, jnp.int32)
-        pooled = fixed._replace(chunk_size=fixed.pooled_chunk)
+        pooled = dataclasses.replace(fixed, chunk_size=fixed.pooled_chunk)
         return row_slope(pooled, problem, variables, everything)
 
     def slope(x):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from fedjax_opt.engine.cohorts import Sampler
+from fedjax_opt.core.sampler import Sampler
 from fedjax_opt.experiments.config import Experiment, check, parse_member
 from fedjax_opt.experiments.experiment import DRIFT
 from fedjax_opt.experiments.specs import Spec, parse

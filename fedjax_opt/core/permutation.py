@@ -30,7 +30,7 @@ def permuted(key: jax.Array, positions: jax.Array, size: jax.Array) -> jax.Array
 
     Example:
       >>> import jax, jax.numpy as jnp
-      >>> from fedjax_opt.engine.permutation import permuted
+      >>> from fedjax_opt.core.permutation import permuted
       >>> entries = permuted(jax.random.key(0), jnp.arange(7), jnp.int32(7))
       >>> sorted(entries.tolist())
       [0, 1, 2, 3, 4, 5, 6]

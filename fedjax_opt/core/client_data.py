@@ -1,13 +1,15 @@
 """Federated data, flat: all examples in one array, and where each client's begin."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
+import chex
 import jax
 import numpy as np
 
 from fedjax_opt.core import checks
+from fedjax_opt.core.struct import put, struct
 
 
 class Summary(NamedTuple):
@@ -39,9 +41,144 @@ class Summary(NamedTuple):
         return text if self.label_skew is None else f"{text}, label skew {self.label_skew:.2f}"
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class ClientData:
+class Sizes(NamedTuple):
+    """Facts about the numbers of examples by which a program may be made simpler.
+
+    Attributes:
+      gcd: their greatest common divisor: where a batch size divides it, all minibatches are full.
+      smallest: the smallest.
+      largest: the largest.
+    """
+
+    gcd: int
+    smallest: int
+    largest: int
+
+    @classmethod
+    def of(cls, sizes: chex.ArrayNumpy) -> "Sizes":
+        """The facts of some sizes.
+
+        Args:
+          sizes: int `[N]`.
+        """
+        return cls(int(np.gcd.reduce(sizes)), int(sizes.min()), int(sizes.max()))
+
+
+class _Clients:
+    """What can be asked of clients' data, wherever the examples are."""
+
+    examples: Any
+    offsets: Any
+    sizes: Any
+    known: Sizes | None
+
+    def __post_init__(self) -> None:
+        # They follow from the sizes: facts of other sizes would give wrong numbers in silence.
+        if self.known is not None and isinstance(self.sizes, (np.ndarray, jax.Array)):
+            known = None if checks.is_traced(self.sizes) else Sizes.of(np.asarray(self.sizes))
+            put(self, known=known)
+
+    def without_known_sizes(self):
+        """The same data, whose sizes are traced wherever it is an argument of a program.
+
+        Another split of as many examples then compiles nothing anew, and several can be stacked. In
+        return, all minibatches are taken for partly filled.
+        """
+        return dataclasses.replace(self, known=None)  # type: ignore[type-var]
+
+    @property
+    def num_clients(self) -> int:
+        """N, the number of clients."""
+        return self.sizes.shape[0]
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples of all clients together."""
+        return jax.tree.leaves(self.examples)[0].shape[0]
+
+    def __len__(self) -> int:
+        return self.num_clients
+
+    def __getitem__(self, clients: Any) -> Any:
+        """One client's examples for an int; a `ClientData` of several for a slice or a list of ids."""
+        if isinstance(clients, (int, np.integer)):
+            if not -self.num_clients <= clients < self.num_clients:
+                raise IndexError(f"client {clients} of {self.num_clients} does not exist.")
+            start, size = int(self.offsets[clients]), int(self.sizes[clients])
+            return jax.tree.map(lambda x: x[start : start + size], self.examples)
+        ids = np.arange(self.num_clients)[clients]
+        return self._take([self._rows(i) for i in ids])
+
+    def _rows(self, client: int) -> np.ndarray:
+        return np.arange(self.sizes[client]) + self.offsets[client]
+
+    def _take(self, rows_by_client: list[np.ndarray]) -> "ClientData":
+        if not rows_by_client:
+            raise ValueError("A ClientData needs at least one client, but none was selected.")
+        rows = np.concatenate(rows_by_client)
+        examples = jax.tree.map(lambda x: np.asarray(x)[rows], self.examples)
+        sizes = np.array([len(rows) for rows in rows_by_client])
+        return ClientData.from_sizes(examples, sizes, allow_empty=True)
+
+    def split(self, test_fraction: float = 0.2, seed: int = 0) -> tuple["ClientData", "ClientData"]:
+        """Splits each client's examples at random into training and test sets.
+
+        Args:
+          test_fraction: the share of each client's examples for the test set, rounded, in (0, 1).
+            Every client keeps at least one training example, and gives one test example if it has
+            two or more.
+          seed: of the shuffle.
+
+        Returns:
+          (train, test), with the same clients in the same order. A client of one example has an empty
+          test set.
+        """
+        checks.number(
+            "test_fraction", test_fraction, low=0.0, high=1.0, open_low=True, open_high=True
+        )
+        generator = np.random.default_rng(seed)
+        train, test = [], []
+        for client, size in enumerate(self.sizes):
+            rows = generator.permutation(self._rows(client))
+            count = min(max(round(float(size) * test_fraction), 1), max(int(size) - 1, 0))
+            test.append(rows[:count])
+            train.append(rows[count:])
+        return self._take(train), self._take(test)
+
+    def summary(self, label: Any = "y") -> Summary:
+        """Sizes, and how differently the clients' labels are distributed.
+
+        Args:
+          label: the key of the labels in `examples`; ignored if there is none.
+        """
+        sizes = np.asarray(self.sizes)
+        return Summary(
+            num_clients=self.num_clients,
+            num_examples=self.num_examples,
+            smallest=int(sizes.min()),
+            median=float(np.median(sizes)),
+            largest=int(sizes.max()),
+            label_skew=self._label_skew(label),
+        )
+
+    def _label_skew(self, label: Any) -> float | None:
+        if not isinstance(self.examples, Mapping) or label not in self.examples:
+            return None
+        labels = np.asarray(self.examples[label])
+        if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+            return None
+        classes, codes = np.unique(labels, return_inverse=True)
+        owners = np.repeat(np.arange(self.num_clients), self.sizes)
+        counts = np.zeros((self.num_clients, len(classes)))
+        np.add.at(counts, (owners, codes), 1)
+        occupied = counts[counts.sum(1) > 0]
+        everyone = counts.sum(0) / counts.sum()
+        own = occupied / occupied.sum(1, keepdims=True)
+        return float(np.mean(np.abs(own - everyone).sum(1) / 2))
+
+
+@struct("known")
+class ClientData(_Clients):
     """Examples of all clients without padding: client i owns rows offset_i .. offset_i + size_i - 1.
 
     A client with 5 examples and one with 50,000 cost what they hold. It is a pytree, so it can be an
@@ -51,6 +188,8 @@ class ClientData:
       examples: a pytree of arrays `[total, ...]`, grouped by client.
       offsets: int32 `[N]`, each client's first row.
       sizes: int32 `[N]`, each client's number of rows.
+      known: facts about the sizes that are compiled in; the `from_` methods fill them in. None if
+        nothing is known beforehand.
 
     Example:
       >>> import numpy as np
@@ -63,6 +202,7 @@ class ClientData:
     examples: Any
     offsets: Any
     sizes: Any
+    known: Sizes | None = None
 
     @classmethod
     def from_list(cls, clients: Sequence[Any], *, allow_empty: bool = False) -> "ClientData":
@@ -176,97 +316,49 @@ class ClientData:
         if total > np.iinfo(np.int32).max:
             raise ValueError(f"data must hold fewer than 2^31 examples, got {total}.")
         offsets = np.cumsum(sizes, dtype=np.int64) - sizes
-        return cls(examples, offsets.astype(np.int32), sizes.astype(np.int32))
+        sizes = sizes.astype(np.int32)
+        return cls(examples, offsets.astype(np.int32), sizes, Sizes.of(sizes))
+
+
+class Files(Hashable, Protocol):
+    """Where stored examples are: equal to another if what they hold is the same."""
 
     @property
-    def num_clients(self) -> int:
-        """N, the number of clients."""
-        return self.sizes.shape[0]
+    def arrays(self) -> dict[str, np.memmap]:
+        """The examples, memory-mapped."""
+        ...
+
+
+@struct("files", "known")
+class StoredClients(_Clients):
+    """Examples of all clients in files, as `fedjax_opt.data.open_stored` opens them.
+
+    Only the sizes are arrays of a program: `simulate` reads what it needs, chunk by chunk. Otherwise it
+    can be asked what a `ClientData` can be.
+
+    Attributes:
+      offsets: int32 `[N]`, each client's first row.
+      sizes: int32 `[N]`, each client's number of rows.
+      files: the files.
+      known: as in `ClientData`.
+    """
+
+    offsets: Any
+    sizes: Any
+    files: Files
+    known: Sizes | None = None
 
     @property
-    def num_examples(self) -> int:
-        """The number of examples of all clients together."""
-        return jax.tree.leaves(self.examples)[0].shape[0]
+    def examples(self) -> dict[str, np.memmap]:
+        """The examples, memory-mapped and read-only."""
+        return self.files.arrays
 
-    def __len__(self) -> int:
-        return self.num_clients
 
-    def __getitem__(self, clients: Any) -> Any:
-        """One client's examples for an int; a `ClientData` of several for a slice or a list of ids."""
-        if isinstance(clients, (int, np.integer)):
-            if not -self.num_clients <= clients < self.num_clients:
-                raise IndexError(f"client {clients} of {self.num_clients} does not exist.")
-            start, size = int(self.offsets[clients]), int(self.sizes[clients])
-            return jax.tree.map(lambda x: x[start : start + size], self.examples)
-        ids = np.arange(self.num_clients)[clients]
-        return self._take([self._rows(i) for i in ids])
-
-    def _rows(self, client: int) -> np.ndarray:
-        return np.arange(self.sizes[client]) + self.offsets[client]
-
-    def _take(self, rows_by_client: list[np.ndarray]) -> "ClientData":
-        if not rows_by_client:
-            raise ValueError("A ClientData needs at least one client, but none was selected.")
-        rows = np.concatenate(rows_by_client)
-        examples = jax.tree.map(lambda x: np.asarray(x)[rows], self.examples)
-        sizes = np.array([len(rows) for rows in rows_by_client])
-        return self.from_sizes(examples, sizes, allow_empty=True)
-
-    def split(self, test_fraction: float = 0.2, seed: int = 0) -> tuple["ClientData", "ClientData"]:
-        """Splits each client's examples at random into training and test sets.
-
-        Args:
-          test_fraction: the share of each client's examples for the test set, rounded, in (0, 1).
-            Every client keeps at least one training example, and gives one test example if it has
-            two or more.
-          seed: of the shuffle.
-
-        Returns:
-          (train, test), with the same clients in the same order. A client of one example has an empty
-          test set.
-        """
-        checks.number(
-            "test_fraction", test_fraction, low=0.0, high=1.0, open_low=True, open_high=True
-        )
-        generator = np.random.default_rng(seed)
-        train, test = [], []
-        for client, size in enumerate(self.sizes):
-            rows = generator.permutation(self._rows(client))
-            count = min(max(round(float(size) * test_fraction), 1), max(int(size) - 1, 0))
-            test.append(rows[:count])
-            train.append(rows[count:])
-        return self._take(train), self._take(test)
-
-    def summary(self, label: Any = "y") -> Summary:
-        """Sizes, and how differently the clients' labels are distributed.
-
-        Args:
-          label: the key of the labels in `examples`; ignored if there is none.
-        """
-        sizes = np.asarray(self.sizes)
-        return Summary(
-            num_clients=self.num_clients,
-            num_examples=self.num_examples,
-            smallest=int(sizes.min()),
-            median=float(np.median(sizes)),
-            largest=int(sizes.max()),
-            label_skew=self._label_skew(label),
-        )
-
-    def _label_skew(self, label: Any) -> float | None:
-        if not isinstance(self.examples, Mapping) or label not in self.examples:
-            return None
-        labels = np.asarray(self.examples[label])
-        if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-            return None
-        classes, codes = np.unique(labels, return_inverse=True)
-        owners = np.repeat(np.arange(self.num_clients), self.sizes)
-        counts = np.zeros((self.num_clients, len(classes)))
-        np.add.at(counts, (owners, codes), 1)
-        occupied = counts[counts.sum(1) > 0]
-        everyone = counts.sum(0) / counts.sum()
-        own = occupied / occupied.sum(1, keepdims=True)
-        return float(np.mean(np.abs(own - everyone).sum(1) / 2))
+def in_memory(clients: Any) -> bool:
+    """Whether examples are arrays in memory, and so may be an argument of a program."""
+    if isinstance(clients, StoredClients):
+        return False
+    return not any(isinstance(leaf, np.memmap) for leaf in jax.tree.leaves(clients))
 
 
 def check_no_empty_client(sizes: np.ndarray) -> None:

@@ -9,25 +9,26 @@ inside the compiled run, is saved with it, and resumes with it:
 A round that was not applied, or that nobody reported in, changes no controller.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import Partial
 
 from fedjax_opt.core import checks, trees
-from fedjax_opt.core.algorithm import Algorithm, as_partial
+from fedjax_opt.core.algorithm import Algorithm, Scheduled, as_partial, check_algorithm
 from fedjax_opt.core.state import FederatedState
 
 
-class _Triple(NamedTuple):
+class _Rule(NamedTuple):
     init: Any
     update: Any
     value: Any
+    every: Any
 
 
-class Controller(_Triple):
+class Controller(_Rule):
     """A rule for the local steps or the learning rate: three pure functions.
 
     It is a pytree whose leaves are its hyperparameters: another initial value compiles nothing anew,
@@ -37,6 +38,9 @@ class Controller(_Triple):
       init: () -> state, a pytree of arrays.
       update: (state, info) -> state, after a round; `info` is that round's `Info`.
       value: (state, round) -> the value for a round, a number, or for local steps one per client `[N]`.
+      every: the rounds after which it wants the global model evaluated on the federation's `validation`
+        examples, as `validation_<name>` in `info.diagnostics`: NaN where it is no controller's turn.
+        None if it does not look at them.
 
     Example:
       Halve K as soon as the loss of the broadcast model is under one:
@@ -56,8 +60,9 @@ class Controller(_Triple):
 
     __slots__ = ()
 
-    def __new__(cls, init, update, value):
-        return super().__new__(cls, *map(as_partial, (init, update, value)))
+    def __new__(cls, init, update, value, every=None):
+        functions = as_partial(init), as_partial(update), as_partial(value)
+        return super().__new__(cls, *functions, every)
 
     @classmethod
     def _make(cls, iterable):
@@ -65,37 +70,49 @@ class Controller(_Triple):
 
 
 class Controls(NamedTuple):
-    """What the controllers of a run remember; `()` for a setting that has none."""
+    """What the controllers of a run are, or what they remember; `()` for a setting that has none."""
 
     local_steps: Any = ()
     learning_rate: Any = ()
 
+    @property
+    def watchers(self) -> list[Controller]:
+        """Those that look at the validation examples."""
+        return [x for x in self if isinstance(x, Controller) and x.every is not None]
 
-def with_controllers(
-    state: FederatedState, *, local_steps: Any = None, learning_rate: Any = None
-) -> FederatedState:
-    """The state with the controllers at their start.
 
-    `run_rounds` and `simulate` do this by themselves. It is for a program of your own that carries a
-    state through a loop of runs, and needs it to have its final structure before the first.
+def scheduled(make: Callable[[Any], Algorithm], setting: Any) -> Scheduled:
+    """An algorithm whose learning rate changes from round to round.
+
+    The verbs take it as they take an Algorithm. Wrappers do not: they belong inside of the function.
 
     Args:
-      state: a state, from `init_state`. What other controllers remember in it is dropped.
-      local_steps: the run's `Controller` of local steps, or anything else that has nothing to remember.
-      learning_rate: the same for the learning rate.
+      make: learning rate -> Algorithm.
+      setting: the rate: a number, a function of the round (a schedule of optax, say) or a `Controller`.
 
     Returns:
-      The state, ready for these controllers.
+      A `Scheduled`.
 
     Example:
-      >>> import jax.numpy as jnp
+      >>> import optax
       >>> import fedjax_opt as fo
-      >>> state = fo.init_state(fo.fedavg(fo.optimizers.sgd(0.1)), {"w": jnp.ones(3)}, num_clients=5)
-      >>> state = fo.with_controllers(state, local_steps=fo.controllers.steps_by_error(50, window=10))
-      >>> state.controllers.local_steps.losses.shape
-      (10,)
+      >>> decay = optax.exponential_decay(0.1, transition_steps=10, decay_rate=0.5)
+      >>> algorithm = fo.scheduled(lambda eta: fo.fedavg(fo.optimizers.sgd(eta)), decay)
     """
-    return started(Controls(local_steps, learning_rate), state._replace(controllers=()))
+    if isinstance(make, Algorithm) or not callable(make):
+        got = "an Algorithm" if isinstance(make, Algorithm) else repr(make)
+        raise ValueError(
+            "make must be a function of the learning rate, such as"
+            f" lambda eta: fo.fedavg(fo.optimizers.sgd(eta)); got {got}."
+        )
+    if isinstance(setting, Controller):
+        return Scheduled(as_partial(make), setting)
+    if callable(setting):
+        return Scheduled(as_partial(make), as_partial(setting))
+    setting = checks.number("setting", setting, low=0.0, open_low=True, open_high=True)
+    if np.shape(setting) != ():
+        raise ValueError(f"setting must be one number, got shape {np.shape(setting)}.")
+    return Scheduled(as_partial(make), setting)
 
 
 def current(setting: Any, remembered: Any, round_number: jax.Array) -> Any:
@@ -108,11 +125,12 @@ def current(setting: Any, remembered: Any, round_number: jax.Array) -> Any:
     return setting(round_number.astype(jnp.result_type(int)))
 
 
-def current_rate(setting: Any, remembered: Any, round_number: jax.Array) -> Any:
+def current_rate(algorithm: Any, remembered: Any, round_number: jax.Array) -> Any:
     """The learning rate of a round, as an array; `()` where the algorithm has its own."""
-    if isinstance(setting, tuple) and not setting:
+    if not isinstance(algorithm, Scheduled):
         return ()
-    return jnp.asarray(current(setting, remembered, round_number), jnp.result_type(float))
+    rate = current(algorithm.setting, remembered, round_number)
+    return jnp.asarray(rate, jnp.result_type(float))
 
 
 def started(settings: Controls, state: FederatedState) -> FederatedState:
@@ -145,48 +163,21 @@ def advance(settings: Controls, state: FederatedState, info: Any) -> Any:
     return trees.select(info.finite & jnp.any(info.num_steps > 0), new, state.controllers)
 
 
-def check_learning_rate(algorithm: Any, learning_rate: Any) -> Any:
-    """A learning rate as a setting, after checking that there is an algorithm to hand it to."""
-    if learning_rate is None:
-        if not isinstance(algorithm, Algorithm):
-            raise ValueError(
-                "algorithm must be an Algorithm; a function of the learning rate needs a"
-                f" learning_rate beside it, got algorithm={algorithm!r}."
-            )
-        return ()
-    if isinstance(algorithm, Algorithm) or not callable(algorithm):
-        raise ValueError(
-            "With a learning_rate, algorithm must be a function of it, such as"
-            " lambda eta: fo.fedavg(fo.optimizers.sgd(eta)); got"
-            f" {'an Algorithm' if isinstance(algorithm, Algorithm) else repr(algorithm)}."
-        )
-    if isinstance(learning_rate, Controller):
-        return learning_rate
-    if callable(learning_rate):
-        return as_partial(learning_rate)
-    value = checks.number("learning_rate", learning_rate, low=0.0, open_low=True, open_high=True)
-    if np.shape(value) != ():
-        raise ValueError(f"learning_rate must be one number, got shape {np.shape(value)}.")
-    return value
-
-
-def build(algorithm: Any, learning_rate: Any) -> Algorithm:
+def at_rate(algorithm: Algorithm | Scheduled, learning_rate: Any) -> Algorithm:
     """The algorithm of a round: as it is, or made for the round's learning rate."""
-    if isinstance(algorithm, Algorithm):
+    if not isinstance(algorithm, Scheduled):
         return algorithm
-    made = algorithm(learning_rate)
+    made = algorithm.make(learning_rate)
     if not isinstance(made, Algorithm):
-        raise ValueError(f"algorithm(learning_rate) must return an Algorithm, got {made!r}.")
+        raise ValueError(f"make(learning_rate) must return an Algorithm, got {made!r}.")
     return made
 
 
-def first_algorithm(algorithm: Any, learning_rate: Any) -> Algorithm:
+def first_algorithm(algorithm: Algorithm | Scheduled) -> Algorithm:
     """The algorithm as it is before the first round; what initial states are made with."""
-    setting = check_learning_rate(algorithm, learning_rate)
+    if not isinstance(algorithm, Scheduled):
+        check_algorithm(algorithm)
+        return algorithm
+    setting = algorithm.setting
     memory = setting.init() if isinstance(setting, Controller) else ()
-    return build(algorithm, current_rate(setting, memory, jnp.zeros((), jnp.int32)))
-
-
-def as_setting(algorithm: Any) -> Any:
-    """An algorithm, or a function that makes one, as a pytree."""
-    return algorithm if isinstance(algorithm, (Algorithm, Partial)) else Partial(algorithm)
+    return at_rate(algorithm, current_rate(algorithm, memory, jnp.zeros((), jnp.int32)))

@@ -1,6 +1,7 @@
 """How a cohort is drawn, and who of it reports."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,13 +10,15 @@ import numpy as np
 from jax.tree_util import Partial
 
 from fedjax_opt.core import checks
+from fedjax_opt.core.algorithm import as_partial
+from fedjax_opt.core.permutation import permuted
+from fedjax_opt.core.struct import put, struct
 
 # Rounds are below 2^31 - 1, so this one never names a round's stream of random numbers.
 _RELIABILITY = 2**31 - 1
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct("size", "population", "least_population", "falls_short")
 class Sampler:
     """How a cohort is drawn.
 
@@ -36,12 +39,15 @@ class Sampler:
       10
     """
 
-    function: Any
-    size: int = dataclasses.field(metadata={"static": True})
-    population: int | None = dataclasses.field(default=None, metadata={"static": True})
-    least_population: int | None = dataclasses.field(default=None, metadata={"static": True})
-    falls_short: bool = dataclasses.field(default=False, metadata={"static": True})
+    function: Callable[..., tuple[jax.Array, jax.Array]]
+    size: int
+    population: int | None = None
+    least_population: int | None = None
+    falls_short: bool = False
     punctual: Any = None
+
+    def __post_init__(self) -> None:
+        put(self, function=as_partial(self.function))
 
     def draw(self, key: jax.Array, round_number: Any, num_clients: Any) -> tuple[Any, Any]:
         """The ids of the cohort of a round `[S]`, and how much of their work is done `[S]`."""
@@ -65,6 +71,23 @@ class Sampler:
         punctual = jnp.asarray(self.punctual)
         there = punctual if punctual.ndim == 0 else punctual.at[ids].get(mode="clip")
         return jnp.broadcast_to(~there, ids.shape)
+
+
+def uniform(size: int) -> Sampler:
+    """S different clients, every set of S equally likely; the time does not grow with N.
+
+    Args:
+      size: S, the size of the cohort.
+
+    Example:
+      >>> import jax
+      >>> import fedjax_opt as fo
+      >>> ids, present = fo.cohorts.uniform(3).draw(jax.random.key(0), 0, 3)
+      >>> sorted(ids.tolist())
+      [0, 1, 2]
+    """
+    size = checks.integer("size", size, low=1)
+    return Sampler(Partial(_uniform), size)
 
 
 def unreliable(
@@ -139,3 +162,10 @@ def _unreliable(
     finished = jnp.where(happens(slow_key, stragglers), speed, jnp.ones_like(speed))
     lost = happens(drop_key, dropout)
     return ids, jnp.where(lost, jnp.zeros_like(speed), finished) * done.astype(dtype)
+
+
+def _uniform(size, key, round_number, num_clients):
+    slots = jnp.arange(size, dtype=jnp.int32)
+    return permuted(jax.random.fold_in(key, round_number), slots, num_clients), jnp.ones(
+        (size,), bool
+    )

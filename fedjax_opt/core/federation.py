@@ -1,0 +1,370 @@
+"""What algorithms learn on: model, clients' data, who takes part, how much each works."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import Partial
+
+from fedjax_opt.core import checks
+from fedjax_opt.core.algorithm import Algorithm, Scheduled, StaticInt, as_partial
+from fedjax_opt.core.client_data import ClientData, StoredClients
+from fedjax_opt.core.controller import Controller, Controls, first_algorithm, started
+from fedjax_opt.core.guard import Guard, check_guard
+from fedjax_opt.core.model import Model, Variables
+from fedjax_opt.core.sampler import Sampler, uniform
+from fedjax_opt.core.state import FederatedState, as_key, first_state
+from fedjax_opt.core.struct import put, struct
+
+BATCHINGS = ("shuffled", "replacement")
+WEIGHTINGS = ("samples", "uniform")
+
+
+@struct()
+class Epochs:
+    """Local work in passes over a client's own examples; see `epochs`.
+
+    Attributes:
+      count: E: each client takes `E ceil(n_i / B)` steps.
+    """
+
+    count: Any
+
+
+def epochs(count: Any) -> Epochs:
+    """Local work in passes over a client's own examples: `Federation(..., local_steps=fo.epochs(2))`.
+
+    Args:
+      count: E, a whole number, one per client `[N]`, a function of the round or a `Controller`. Each
+        client takes `E ceil(n_i / B)` steps.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> model, clients, optimum = fo.data.quadratics(num_clients=10, dimension=3)
+      >>> fo.Federation(model, clients, cohort=5, local_steps=fo.epochs(2), batch_size=1)
+      Federation(model, 10 clients, 10 examples, cohort 5, 2 epochs of 1)
+    """
+    return Epochs(_settled("local_steps", count))
+
+
+Work = int | chex.Array | Callable[[Any], Any] | Controller | Epochs
+
+
+@struct("batch_size", "batching", "weighting")
+class Federation:
+    """What algorithms learn on: model, clients' data, who takes part, how much each works.
+
+    It is a pytree. Numbers may be traced, and a cohort, a number of local steps or a guard that differs
+    in numbers alone compiles nothing anew; functions, the batch size and what is said by a word are
+    compiled in. A field does nothing by being there: a verb reads what it needs.
+
+    Attributes:
+      model: the model.
+      clients: their examples, a `ClientData`; or in files (`fo.data.open_stored`), of which `simulate`
+        reads what each chunk of rounds needs. Or N, where the examples are somewhere else.
+      cohort: S, drawn uniformly in every round, or a `Sampler` of `fedjax_opt.cohorts`.
+      local_steps: K. A Python int is compiled into `run_rounds`, which can then be differentiated in
+        reverse mode; an array, one value per client `[N]`, a function of the round or a `Controller` is
+        traced, and so is `fo.epochs(E)`.
+      batch_size: B.
+      batching: 'shuffled' epochs that honour each client's size, or with 'replacement'.
+      weighting: aggregate by 'samples' (n_i) or 'uniform'.
+      guard: the rules by which clients are left out, a `Guard`; see `Info.faults`.
+      initial: the first model, as `model.init` returns it; None for `model.init`.
+      test: a test set, a pytree of arrays `[n, ...]`.
+      client_test: a `ClientData` of the same clients, for each client's own model.
+      validation: examples `[n, ...]` for controllers that watch them.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> model, clients, optimum = fo.data.quadratics(num_clients=10, dimension=3)
+      >>> federation = fo.Federation(model, clients, cohort=5, local_steps=4, batch_size=1)
+      >>> federation
+      Federation(model, 10 clients, 10 examples, cohort 5, 4 steps of 1)
+      >>> result = fo.simulate(fo.fedavg(fo.optimizers.sgd(0.1)), federation, 20, progress=False)
+      >>> federation.replace(cohort=2).cohort.size
+      2
+    """
+
+    model: Model
+    clients: ClientData | StoredClients | int
+    cohort: Any = None  # int | Sampler; the constructor makes it a Sampler
+    local_steps: Work | None = None
+    batch_size: int = 32
+    batching: Literal["shuffled", "replacement"] = "shuffled"
+    weighting: Literal["samples", "uniform"] = "samples"
+    guard: Guard | None = None
+    initial: Any = None
+    test: Any = None
+    client_test: ClientData | None = None
+    validation: Any = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, Model):
+            got = "an Algorithm" if isinstance(self.model, (Algorithm, Scheduled)) else self.model
+            raise ValueError(
+                f"model must be a Model, got {got}. An algorithm is no part of a federation:"
+                " fo.simulate(algorithm, federation, rounds)."
+            )
+        put(self, clients=_checked_clients(self.clients))
+        count = self.num_clients
+        put(
+            self,
+            cohort=_checked_cohort(self.cohort, count),
+            local_steps=_checked_steps(self.local_steps, count),
+            batch_size=checks.integer("batch_size", self.batch_size, low=1),
+        )
+        checks.choice("batching", self.batching, BATCHINGS)
+        checks.choice("weighting", self.weighting, WEIGHTINGS)
+        size = None if self.cohort is None else self.cohort.size
+        put(self, guard=check_guard(self.guard, count, size))
+        if self.initial is not None:
+            given = self.initial
+            initial = given if isinstance(given, Variables) else Variables(given)
+            checks.trainable(initial.params)
+            put(self, initial=initial)
+        for name in ("test", "validation"):
+            examples = getattr(self, name)
+            if examples is not None and not checks.leading_axes(name, examples, (None,), "n")[0]:
+                raise ValueError(f"{name} must hold at least one example, got none.")
+        _check_client_test(self.client_test, count)
+
+    def replace(self, **changes: Any) -> "Federation":
+        """The same federation with other fields, checked as by its constructor.
+
+        Args:
+          **changes: fields by name.
+        """
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def num_clients(self) -> int:
+        """N, the number of clients."""
+        return self.clients if isinstance(self.clients, int) else self.clients.sizes.shape[0]
+
+    @property
+    def full_batches(self) -> bool:
+        """Whether it is known that no minibatch is ever partly filled."""
+        known = getattr(self.clients, "known", None)
+        return known is not None and known.gcd % self.batch_size == 0
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """How many minibatches hold a client's examples, if that is known to be the same for all."""
+        known = getattr(self.clients, "known", None)
+        if known is None:
+            return None
+        least, most = (-(-size // self.batch_size) for size in known[1:])
+        return least if least == most else None
+
+    def __repr__(self) -> str:
+        parts = [_name_of(self.model)]
+        if isinstance(self.clients, int):
+            parts.append(f"{self.clients} clients")
+        else:
+            sizes = getattr(self.clients, "sizes", None)
+            parts += [f"{_rows(sizes)} clients", f"{_rows(self.clients)} examples"]
+        if self.cohort is not None:
+            parts.append(f"cohort {getattr(self.cohort, 'size', '?')}")
+        if self.local_steps is not None:
+            parts.append(f"{_work_of(self.local_steps)} of {self.batch_size}")
+        for name in ("test", "validation"):
+            if jax.tree.leaves(getattr(self, name)):
+                parts.append(f"{name} {_rows(getattr(self, name))}")
+        return f"Federation({', '.join(parts)})"
+
+
+def init_state(
+    algorithm: Algorithm | Scheduled, federation: Federation, key: chex.PRNGKey | int = 0
+) -> FederatedState:
+    """The state before the first round: the one that `simulate` begins with when `key` is its seed.
+
+    Args:
+      algorithm: the algorithm, or one with a `scheduled` learning rate.
+      federation: the federation.
+      key: a seed, or a key of jax.random. Either may be traced.
+
+    Returns:
+      A `FederatedState` whose round is 0, with a place for what controllers remember.
+
+    Example:
+      >>> import jax
+      >>> import fedjax_opt as fo
+      >>> model, clients, optimum = fo.data.quadratics(num_clients=5, dimension=3)
+      >>> federation = fo.Federation(model, clients, cohort=2, local_steps=4, batch_size=1)
+      >>> state = fo.init_state(fo.scaffold(fo.optimizers.sgd(0.1)), federation)
+      >>> state.clients.control["x"].shape
+      (5, 3)
+    """
+    check_nouns(algorithm, federation, "init_state(algorithm, federation)")
+    key = as_key(key)
+    first = first_algorithm(algorithm)
+    variables = initial_variables(federation, key)
+    state = first_state(first, variables, federation.num_clients, jax.random.fold_in(key, 1))
+    return started(controls_of(algorithm, federation), state)
+
+
+def initial_variables(federation: Federation, key: chex.PRNGKey) -> Variables:
+    """The first model of a run with a key: the federation's, or what `model.init` makes."""
+    if federation.initial is not None:
+        return federation.initial
+    if isinstance(federation.clients, int):
+        raise ValueError(
+            f"initial must be given, as federation.clients is the number {federation.clients}:"
+            " model.init needs examples."
+        )
+    sample = jax.tree.map(
+        lambda x: jnp.asarray(x[: federation.batch_size]), federation.clients.examples
+    )
+    return federation.model.init(jax.random.fold_in(key, 0), sample)
+
+
+def controls_of(algorithm: Algorithm | Scheduled, federation: Federation) -> Controls:
+    """What controllers may set: a controller, or anything else that has nothing to remember."""
+    steps = federation.local_steps
+    steps = steps.count if isinstance(steps, Epochs) else steps
+    return Controls(steps, algorithm.setting if isinstance(algorithm, Scheduled) else ())
+
+
+def check_nouns(algorithm: Any, federation: Any, call: str) -> None:
+    """Refuses what is not an algorithm and a federation, and shows how the verb is called."""
+    if isinstance(algorithm, Federation):
+        raise ValueError(f"The algorithm comes first: fo.{call}.")
+    if isinstance(federation, Model):
+        raise ValueError(
+            "federation must be a Federation, got a Model. Model, clients and what else is learned on"
+            " are one value: federation = fo.Federation(model, clients, cohort=10, local_steps=10,"
+            f" batch_size=8); fo.{call}."
+        )
+    if not isinstance(federation, Federation):
+        raise ValueError(
+            "federation must be a Federation, such as fo.Federation(model, clients, cohort=10,"
+            f" local_steps=10), got {type(federation).__name__}: fo.{call}."
+        )
+    first_algorithm(algorithm)
+
+
+def _checked_clients(clients: Any) -> Any:
+    if isinstance(clients, (int, np.integer)) and not isinstance(clients, bool):
+        return StaticInt(checks.integer("clients", clients, low=1))
+    if not isinstance(clients, (ClientData, StoredClients)):
+        raise ValueError(
+            "clients must be a ClientData, such as fo.ClientData.from_list(...), or the number of"
+            f" clients, got {type(clients).__name__}."
+        )
+    if clients.known is not None:
+        empty = clients.known.smallest == 0
+    else:
+        empty = not checks.is_traced(clients.sizes) and np.any(np.asarray(clients.sizes) == 0)
+    if empty:
+        nobody = np.flatnonzero(np.asarray(clients.sizes) == 0) if _is_known(clients.sizes) else []
+        some = (
+            f": {len(nobody)} hold no example, client {nobody[0]} among them" if len(nobody) else ""
+        )
+        raise ValueError(
+            f"clients must have no empty client to train on{some}. Select the others:"
+            " clients[clients.sizes > 0]."
+        )
+    return clients
+
+
+def _is_known(array: Any) -> bool:
+    return not checks.is_traced(array)
+
+
+def _checked_cohort(cohort: Any, num_clients: int) -> Sampler | None:
+    if cohort is None:
+        return None
+    if isinstance(cohort, (int, np.integer)) and not isinstance(cohort, bool):
+        cohort = uniform(checks.integer("cohort", cohort, low=1))
+    if not isinstance(cohort, Sampler):
+        raise ValueError(
+            "cohort must be a whole number or a Sampler of fedjax_opt.cohorts, got"
+            f" {type(cohort).__name__}."
+        )
+    for name, needed in (("cohort", cohort.size), ("pool_size", cohort.least_population or 0)):
+        if needed > num_clients:
+            raise ValueError(
+                f"{name} must not be larger than the population of {num_clients} clients, got"
+                f" {needed}."
+            )
+    if cohort.population not in (None, num_clients):
+        raise ValueError(
+            f"cohort was made for {cohort.population} clients, but there are {num_clients}."
+        )
+    return cohort
+
+
+def _checked_steps(steps: Any, num_clients: int) -> Any:
+    if isinstance(steps, Epochs):
+        return Epochs(_checked_steps(_settled("local_steps", steps.count), num_clients))
+    if steps is None or callable(steps) or isinstance(steps, Controller):
+        return as_partial(steps) if callable(steps) else steps
+    if isinstance(steps, (int, np.integer)) and not isinstance(steps, bool):
+        return StaticInt(checks.integer("local_steps", steps, low=1))
+    steps = _settled("local_steps", steps)
+    if jnp.shape(steps) not in ((), (num_clients,)):
+        raise ValueError(
+            f"local_steps must be a whole number, one per client [{num_clients}], a function of the"
+            f" round, a Controller or fo.epochs(...), got shape {jnp.shape(steps)}."
+        )
+    return steps
+
+
+def _settled(name: str, value: Any) -> Any:
+    """A setting that is traced: a controller, a function of the round, or whole numbers."""
+    if isinstance(value, Controller) or callable(value):
+        return value if isinstance(value, Controller) else as_partial(value)
+    value = checks.as_array(name, value)
+    if not jnp.issubdtype(jnp.result_type(value), jnp.integer):
+        raise ValueError(f"{name} must be whole, got {jnp.result_type(value)}.")
+    checks.number(name, value, low=1)
+    return jnp.asarray(value, jnp.int32)
+
+
+def _check_client_test(client_test: Any, num_clients: int) -> None:
+    if client_test is None:
+        return
+    sizes = getattr(client_test, "sizes", None)
+    if sizes is None or sizes.shape != (num_clients,):
+        got = type(client_test).__name__ if sizes is None else f"{sizes.shape[0]} clients"
+        raise ValueError(
+            f"client_test must be a ClientData of the same {num_clients} clients, got {got}."
+        )
+
+
+def _rows(tree: Any) -> Any:
+    """The number of examples, for people to read; of whatever stands where they should."""
+    tree = getattr(tree, "examples", tree)
+    shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(tree)]
+    return next((shape[0] for shape in shapes if shape), "?")
+
+
+def _work_of(steps: Any) -> str:
+    if isinstance(steps, Epochs):
+        return f"{_work_of(steps.count).partition(' ')[0]} epochs"
+    if isinstance(steps, (Controller, Partial)):
+        return "controlled steps" if isinstance(steps, Controller) else "scheduled steps"
+    shape = getattr(steps, "shape", ())
+    if shape:
+        return f"{list(shape)} steps"
+    known = isinstance(steps, (int, np.ndarray, jax.Array)) and not checks.is_traced(steps)
+    return f"{int(steps)} steps" if known else "? steps"  # type: ignore[arg-type]
+
+
+def _name_of(model: Any) -> str:
+    """Where the model comes from: the function or the module in which its loss is written."""
+    found = [getattr(model, "init", None), getattr(model, "loss", None)]
+    while found:
+        function = found.pop(0)
+        if isinstance(function, Partial):
+            found += [*function.args, function.func]
+        elif callable(function):
+            outer, inside, _ = getattr(function, "__qualname__", "").partition(".<locals>")
+            if inside:
+                return outer
+    return "model"
