@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from hypothesis import Phase, settings
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import fedjax_opt as fo
@@ -18,6 +19,12 @@ STRATEGIES = {
     "chunked": fo.Strategy("chunked", size=2),
     "sharded": fo.Strategy("sharded"),
 }
+
+
+def examples(count):
+    """So many random examples, and none to shrink a failing one: every step would compile anew."""
+    return settings(max_examples=count, phases=[Phase.explicit, Phase.generate])
+
 
 # Models ---------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fedjax_opt as fo
@@ -20,7 +20,7 @@ from tests.algorithms import helpers
 NUM_CLIENTS, SIZE, STEPS, ROUNDS = 6, 2, 3, 7
 LR, BETA = 0.1, 0.6
 
-few = settings(max_examples=5, deadline=None, derandomize=True)
+few = helpers.examples(5)
 SEEDS = st.integers(0, 2**32 - 1)
 BETAS = st.floats(0.1, 0.9)
 RATES = st.floats(0.03, 0.12)

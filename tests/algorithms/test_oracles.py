@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fedjax_opt as fo
@@ -235,7 +235,7 @@ def _check_clients(states, oracle, params):
 @pytest.mark.parametrize(
     ("name", "model"), [(name, model) for name, case in CASES.items() for model in case.models]
 )
-@settings(max_examples=8, deadline=None, derandomize=True)
+@helpers.examples(8)
 @given(seed=st.integers(0, 2**32 - 1), hyper=HYPERPARAMETERS)
 def test_algorithm_is_its_oracle(name, model, seed, hyper):
     """Parameters, and all that server and clients keep, after each round."""

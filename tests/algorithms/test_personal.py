@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fedjax_opt as fo
@@ -55,7 +55,7 @@ RATES = st.fixed_dictionaries({"lr": st.floats(0.05, 0.4), "alpha": st.floats(0.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hessian", FORMS)
-@settings(max_examples=8)
+@helpers.examples(8)
 @given(seed=st.integers(0, 2**32 - 1), rates=RATES, server_lr=st.floats(0.3, 1.5))
 def test_per_fedavg_is_its_oracle(hessian, seed, rates, server_lr):
     """Parameters after each round, and the loss at y on the first part."""
@@ -223,7 +223,7 @@ def _by_rank(batch, count):
 
 
 @pytest.mark.slow
-@settings(max_examples=15)
+@helpers.examples(15)
 @given(masks=st.lists(MASKS, min_size=STEPS, max_size=STEPS), seed=st.integers(0, 99))
 def test_rows_that_count_are_parted_by_their_rank(masks, seed):
     """However many there are; what stands in other rows does not matter."""
@@ -378,7 +378,7 @@ LAMBDA = 2.0
 
 
 @pytest.mark.slow
-@settings(max_examples=8)
+@helpers.examples(8)
 @given(
     seed=st.integers(0, 2**32 - 1),
     hyper=st.fixed_dictionaries(

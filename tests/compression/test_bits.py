@@ -146,7 +146,7 @@ def test_a_reader():
         (lambda: bits.stream_of(b"\x00\x00", 8), "data must be 1 bytes for 8 bits, got 2"),
         (lambda: bits.part(bits.pack([1], 3), 2, 2), "truncated: bits 2 to 4 of a stream of 3"),
         (lambda: bits.pack_ternary([3]), "digits must be 0, 1 or 2, got 3 to 3"),
-        (lambda: bits.pack_ternary([-1]), "digits must be 0, 1 or 2, got -1 to -1"),
+        (lambda: bits.pack_ternary([1, -1]), "digits must be 0, 1 or 2, got -1 to 1"),
         (lambda: bits.unpack_ternary(bits.pack_ternary([1]), 6), "16 bits for 6 ternary digits"),
         (lambda: bits.unpack_ternary(bits.pack([243], 8), 5), "must be less than 243"),
         (lambda: bits.unpack_ternary(bits.pack([81], 8), 4), "stray digits"),

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from fedjax_opt import Variables
@@ -195,7 +195,7 @@ dtypes = st.sampled_from([np.float32, np.float64, jnp.bfloat16, np.float16, np.i
 
 
 @pytest.mark.slow
-@settings(max_examples=10)
+@settings(max_examples=10, phases=[Phase.explicit, Phase.generate])  # every tree compiles
 @given(
     st.lists(st.tuples(shapes, dtypes), min_size=1, max_size=3),
     st.sampled_from(sorted(CODECS)),

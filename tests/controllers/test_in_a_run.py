@@ -165,6 +165,19 @@ def test_a_users_own_controller_may_use_plain_numbers():
     assert float(result.state.controllers.local_steps[1]) == 12.0
 
 
+def test_a_controller_learns_from_a_round_in_which_some_are_lost():
+    """It counts the rounds in which anybody reports: not all of them, and few in which all do."""
+    controller = fo.Controller(lambda: 0, lambda seen, info: seen + 1, lambda seen, t: seen + 1)
+    sampler = fo.cohorts.unreliable(fo.cohorts.uniform(3), dropout=0.6)
+    result = fo.run_rounds(
+        build(ETA0), MODEL, DATA, start(build(ETA0), 5), 12, sampler=sampler, batch_size=2,
+        local_steps=controller,
+    )  # fmt: skip
+    reported = np.asarray(result.history.num_steps) > 0
+    assert reported.all(axis=1).sum() < reported.any(axis=1).sum() < 12
+    assert int(result.state.controllers.local_steps) == reported.any(axis=1).sum()
+
+
 def test_a_controller_per_client():
     steps = jnp.array([1, 2, 3, 4, 5], jnp.int32)
     controller = fo.Controller(lambda: (), lambda state, info: state, lambda state, t: steps + t)
@@ -189,6 +202,7 @@ def refuse(match, **options):
 def test_wrong_arguments_are_named():
     refuse("needs a learning_rate beside it", learning_rate=None)
     refuse("must be a function of it.*got an Algorithm", algorithm=build(0.1))
+    refuse("must be a function of it.*got 3", algorithm=3)
     refuse("algorithm\\(learning_rate\\) must return an Algorithm", algorithm=lambda eta: eta)
     refuse("learning_rate must lie in", learning_rate=-0.1)
     refuse("learning_rate must be one number", learning_rate=np.ones(2))

@@ -184,6 +184,13 @@ def test_a_non_finite_loss_is_named_and_not_applied(bad_step):
     problems.assert_identical(after, state)
 
 
+def test_who_does_not_take_part_has_no_bad_step():
+    state, data = problems.start(FEDAVG, CLIENTS), batches()
+    data["y"][1] = np.nan
+    _, info = ROUND(state, IDS, data, num_steps=np.array([2, 0, 1]))
+    assert info.finite and info.bad_step.tolist() == [-1, -1, -1]
+
+
 def test_inside_jit():
     state, data = problems.start(FEDAVG, CLIENTS), batches()
     inside = jax.jit(lambda s, ids, b: ROUND(s, ids, b, num_steps=jnp.int32(3)))

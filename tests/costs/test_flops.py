@@ -379,6 +379,7 @@ def test_parts_make_the_whole(name):
         (lambda: fo.costs.step_operations("mfl", "adam", "web"), "source must be one of"),
         (lambda: fo.costs.formula_flops(-8, 30, 7), "batch_size must lie in"),
         (lambda: fo.costs.formula_flops(8, np.nan, 7), "pass_flops must lie in"),
+        (lambda: fo.costs.formula_flops(8, np.inf, 7), "pass_flops must lie in .*inf"),
         (lambda: fo.costs.formula_flops(8, 30, 7, probe_samples=-1), "probe_samples must lie in"),
         (lambda: fo.costs.flops_task("MNIST"), "name must be one of 'CIFAR100'.*got 'MNIST'"),
         (lambda: fo.costs.pass_flops(MODEL, {}), "batch must hold at least one array"),

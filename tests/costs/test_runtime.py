@@ -65,6 +65,10 @@ def test_the_server_waits_for_the_slowest(deadline, await_absent):
     np.testing.assert_allclose(found.seconds, seconds, rtol=1e-14)
     np.testing.assert_allclose(found.client_seconds, clients, rtol=1e-14)
     np.testing.assert_array_equal(found.arrived, arrived)
+    for r in range(4):
+        alone = fo.costs.round_seconds(fleet, cohort[r], steps[r], DOWN, UP, deadline, await_absent)
+        for one, all_rounds in zip(alone, found, strict=True):
+            np.testing.assert_array_equal(one, all_rounds[r])
     if deadline == 8.0:
         assert 0 < arrived.sum() < (steps > 0).sum()  # some are late, and not all
         assert set(seconds) & {8.0} and (seconds < 8.0).any()

@@ -84,6 +84,17 @@ def test_infinite_alpha_is_iid():
     )
 
 
+@pytest.mark.parametrize("alpha", [0.05, 0.2, 0.9, 3.0])
+def test_every_share_has_the_moments_of_a_dirichlet_distribution(alpha):
+    """To 1%, about three standard errors, by the formulas for small and for large alpha."""
+    num_clients = 4
+    shares = draws.dirichlet_shares(200_000, num_clients, alpha, np.random.default_rng(0))
+    np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-12)
+    np.testing.assert_allclose(shares.mean(0), 1 / num_clients, rtol=0.01)
+    variance = (num_clients - 1) / (num_clients**2 * (num_clients * alpha + 1))
+    np.testing.assert_allclose(shares.var(0), variance, rtol=0.01)
+
+
 def test_shares_follow_the_dirichlet_distribution():
     # With symmetric alpha over K clients a share has variance (K - 1) / (K^2 (K alpha + 1)).
     num_clients, size = 4, 1000

@@ -60,6 +60,18 @@ def test_costs_are_arithmetic(plan):
     assert plan.bound.holds and plan.limited_by == "seconds"
 
 
+def test_k_rounds_has_the_best_initial_steps():
+    """Within 2% of its bound from any other K_0: every one is asked for, on a grid."""
+
+    def k_rounds(**chosen):
+        found = fo.plan(SIZE, PHONES, constants=CONSTANTS, seconds=HOURS, **chosen)
+        return {row.name: row.bound for row in found.forecasts}["K-rounds"]
+
+    others = [k_rounds(local_steps=first) for first in (1, 3, 10, 30, 60, 100, 150, 300)]
+    assert max(others) > 1.1 * min(others)
+    assert k_rounds() <= 1.02 * min(others)
+
+
 def random_problems():
     rng = np.random.default_rng(0)
     for _ in range(12):

@@ -79,6 +79,24 @@ def test_the_report_of_a_probe_is_attacked_as_well():
     np.testing.assert_allclose(double[1], 2 * honest[1], rtol=1e-12)
 
 
+def test_a_false_report_is_drawn_apart_from_the_honest_one():
+    """A probe that draws with its key and a lie that draws with its own: the lie is no copy."""
+
+    def noise(report, key):
+        return jax.tree.map(lambda x: jax.random.normal(key, x.shape, x.dtype), report)
+
+    def drawn(algorithm):
+        def probe(message, client, data):
+            return noise(algorithm.probe(message, client, data), data.key)
+
+        return algorithm._replace(probe=probe)
+
+    honest = _reports(drawn)
+    false = _reports(lambda a: fo.attacks.replaced(drawn(a), [0], lambda x, key: x, noise))
+    assert np.all(np.abs(false - honest)[1] > 1e-3)
+    np.testing.assert_array_equal(np.delete(false, 1, 0), np.delete(honest, 1, 0))
+
+
 def test_what_stays_at_home_is_not_attacked():
     """SCAFFOLD's full gradient is asked for by a probe, and never sent."""
     algorithm = fo.scaffold(opt.sgd(0.1), 1)

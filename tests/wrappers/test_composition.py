@@ -234,6 +234,18 @@ def test_the_own_model_of_a_federation_of_one_is_the_global_one(name):
     helpers.assert_close(own, expected.variables, 1e-12)
 
 
+def test_the_own_models_of_clients_are_found_under_a_contrastive_term():
+    """They are the ones without it where it has no weight."""
+    alone = fo.independent(SGD)
+    own, expected = (
+        fo.personal_variables(algorithm, _play(algorithm, _rounds())[0][-1])
+        for algorithm in (fo.contrastive(alone, 0.0), alone)
+    )
+    for client in range(NUM_CLIENTS):
+        helpers.assert_close(own(client), expected(client), 1e-12)
+    assert helpers.distance(own(0), own(1)) > 1e-2
+
+
 # Refused --------------------------------------------------------------------------------------
 
 INVERTING = {

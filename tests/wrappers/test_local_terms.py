@@ -265,6 +265,26 @@ def test_a_rate_may_be_of_another_precision(name):
     assert found.dtype == np.float64
 
 
+def _single_precision_loss(variables, batch, key):
+    loss, aux = MODEL.loss(variables, batch, key)
+    return loss.astype(jnp.float32), aux
+
+
+@pytest.mark.parametrize("model", [MODEL, fo.Model(None, _single_precision_loss)])
+@pytest.mark.parametrize("name", BY_RATE)
+def test_a_model_may_be_of_half_precision(name, model):
+    """Its loss too, or not: nothing is promoted, and the gradient is the exact one up to rounding."""
+    wrap = BY_RATE[name]
+    exact = W, _batch(), None, START, PREVIOUS
+    half = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), exact)
+    found = _gradient(wrap(SGD, 0.25), *half, model)
+    assert found.dtype == jnp.bfloat16
+    # Eight bits: 0.004 in each of a handful of numbers around one.
+    np.testing.assert_allclose(
+        np.asarray(found, float), _gradient(wrap(SGD, 0.25), *exact), rtol=0, atol=0.03
+    )
+
+
 def _problem(seed=0, rounds=2):
     rng = np.random.default_rng(seed)
     rounds = helpers.random_rounds(rng, num_clients=NUM_CLIENTS, steps=STEPS, rounds=rounds)

@@ -153,9 +153,19 @@ def test_personal_variables_are_the_shared_model_with_the_own_parts_in_place():
     np.testing.assert_array_equal(state.variables.params["w2"], params["w2"])
 
 
-def test_personal_variables_of_any_other_algorithm_are_the_global_model():
-    """Also of one whose clients keep state."""
-    algorithm = ALGORITHMS["scaffold-2"]
+SHARED = {
+    "scaffold-2": ALGORITHMS["scaffold-2"],
+    "moon": fo.moon(opt.sgd(LR)),
+    "compressed": fo.compressed(
+        ALGORITHMS["fedavg"], fo.compression.top_k(0.5), fo.compression.uniform(8), True
+    ),
+    "server optimiser": fo.server_optimizer(ALGORITHMS["fedavg"], opt.sgd(LR)),
+}
+
+
+@pytest.mark.parametrize("algorithm", SHARED.values(), ids=list(SHARED))
+def test_personal_variables_of_any_other_algorithm_are_the_global_model(algorithm):
+    """Also of one whose clients keep state, and of a wrapper around one without."""
     state = fo.init_state(algorithm, {"w": jnp.arange(2.0)}, 3)
     helpers.assert_same_bits(fo.personal_variables(algorithm, state)(2), state.variables)
 
