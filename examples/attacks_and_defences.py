@@ -42,9 +42,20 @@ def main():
 
     def accuracy(algorithm, clients, guard=None):
         result = fo.simulate(
-            algorithm, model, clients, ROUNDS, cohort_size=CLIENTS, batch_size=16, local_steps=5,
-            weighting="uniform", guard=guard, on_nonfinite="stop", evaluate_every=ROUNDS,
-        )  # fmt: skip
+            algorithm,
+            fo.Federation(
+                model,
+                clients,
+                cohort=CLIENTS,
+                local_steps=5,
+                batch_size=16,
+                weighting="uniform",
+                guard=guard,
+            ),
+            ROUNDS,
+            on_nonfinite="stop",
+            evaluate_every=ROUNDS,
+        )
         return float(fo.evaluate(model, result.variables, test)["accuracy"])
 
     print(f"{data.summary()}; {ATTACKERS} attack; accuracy after {ROUNDS} rounds\n")

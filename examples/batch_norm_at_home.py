@@ -59,7 +59,7 @@ def main():
     print("stays at home    mean   worst client   best client   bytes up")
     for name, algorithm in algorithms.items():
         result = fo.simulate(
-            algorithm, model, train, ROUNDS, cohort_size=10, batch_size=16, local_steps=5
+            algorithm, fo.Federation(model, train, cohort=10, local_steps=5, batch_size=16), ROUNDS
         )
         own_models = fo.personal_variables(algorithm, result.state)
         accuracy = np.asarray(fo.evaluate_clients(model, own_models, test)["accuracy"])

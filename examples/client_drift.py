@@ -32,11 +32,15 @@ def measured(make, values, name, data, model):
     def run(value, seed):
         key = jax.random.key(seed)
         algorithm = make(value)
-        state = fo.init_state(algorithm, model.init(key, data[0]), data.num_clients, key)
+        state = fo.first_state(algorithm, model.init(key, data[0]), data.num_clients, key)
         rounds = fo.run_rounds(
-            algorithm, model, data, state, ROUNDS,
-            cohort_size=10, batch_size=8, local_steps=10, strategy="vmap", diagnostics=[name],
-        )  # fmt: skip
+            algorithm,
+            fo.Federation(model, data, cohort=10, local_steps=10, batch_size=8),
+            state,
+            ROUNDS,
+            strategy="vmap",
+            diagnostics=[name],
+        )
         return rounds.history.diagnostics[name]
 
     over_seeds = jax.vmap(run, (None, 0))

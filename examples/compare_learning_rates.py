@@ -29,9 +29,9 @@ def test_accuracy(learning_rate, seed):
     init_key, run_key = jax.random.split(jax.random.key(seed))
     algorithm = fo.fedavg(fo.optimizers.sgd(learning_rate))
     variables = model.init(init_key, sample)
-    state = fo.init_state(algorithm, variables, clients.num_clients, run_key)
+    state = fo.first_state(algorithm, variables, clients.num_clients, run_key)
     run = fo.run_rounds(
-        algorithm, model, clients, state, rounds=40, cohort_size=5, batch_size=8, local_steps=10
+        algorithm, fo.Federation(model, clients, cohort=5, local_steps=10, batch_size=8), state, 40
     )
     return fo.evaluate(model, run.state.variables, test)["accuracy"]
 

@@ -53,7 +53,7 @@ ALGORITHMS = {"FedAvg": fedavg, "FedAvg, memory": fedavg_with_memory, "CE-FedAvg
 
 def start(algorithm, model, data, seed=0):
     key = jax.random.key(seed)
-    return fo.init_state(algorithm, model.init(key, data[0]), data.num_clients, key)
+    return fo.first_state(algorithm, model.init(key, data[0]), data.num_clients, key)
 
 
 def front(make, model, data, test):
@@ -77,9 +77,12 @@ def show_one_upload(model, data, sparsity=0.9):
     algorithm, codec = fedavg(sparsity), fo.compression.ce_fedavg(sparsity)
     before = start(algorithm, model, data)
     run = fo.run_rounds(
-        algorithm, model, data, before, rounds=1, cohort_size=1, batch_size=16, local_epochs=4,
+        algorithm,
+        fo.Federation(model, data, cohort=1, local_steps=fo.epochs(4), batch_size=16),
+        before,
+        1,
         diagnostics=["upload_bytes"],
-    )  # fmt: skip
+    )
     upload = jax.tree.map(jnp.subtract, run.state.server, before.server)
     message = fo.compression.encode(codec, upload)
     read = fo.compression.decode(codec, message, upload)

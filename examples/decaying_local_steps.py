@@ -43,9 +43,14 @@ def main():
     print(f"                K   accuracy   until {TARGET:.0%}: rounds  seconds  MB up  GFLOPs")
     for name, local_steps in schedules.items():
         result = fo.simulate(
-            algorithm, model, clients, ROUNDS, cohort_size=COHORT, batch_size=BATCH,
-            local_steps=local_steps, test=test, evaluate_every=5, description=name,
-        )  # fmt: skip
+            algorithm,
+            fo.Federation(
+                model, clients, cohort=COHORT, local_steps=local_steps, batch_size=BATCH, test=test
+            ),
+            ROUNDS,
+            evaluate_every=5,
+            description=name,
+        )
         steps = result.history["num_steps"].max(axis=1)
         spent = fo.costs.cost_to_target(result, TARGET, prices)
         line = (

@@ -35,9 +35,19 @@ def main():
 
     def run(algorithm, data, sampler, guard=None):
         return fo.simulate(
-            algorithm, model, data, ROUNDS, sampler=sampler, batch_size=8, local_steps=8,
-            weighting="uniform", guard=guard, on_nonfinite="stop",
-        )  # fmt: skip
+            algorithm,
+            fo.Federation(
+                model,
+                data,
+                cohort=sampler,
+                local_steps=8,
+                batch_size=8,
+                weighting="uniform",
+                guard=guard,
+            ),
+            ROUNDS,
+            on_nonfinite="stop",
+        )
 
     def show(name, result):
         accuracy = float(fo.evaluate(model, result.variables, test)["accuracy"])

@@ -64,13 +64,22 @@ def trajectories(make, cohort_size, model, data):
     def one_run(local_steps, eta):
         algorithm = make(eta)
         start = fo.Variables({"x": jnp.full(DIMENSION, START)})
-        state = fo.init_state(algorithm, start, CLIENTS)
+        state = fo.first_state(algorithm, start, CLIENTS)
 
         def one_round(state, _):
             run = fo.run_rounds(
-                algorithm, model, data, state, rounds=1, sampler=fo.cohorts.cyclic(cohort_size),
-                batch_size=1, batching="replacement", local_steps=local_steps,
-            )  # fmt: skip
+                algorithm,
+                fo.Federation(
+                    model,
+                    data,
+                    cohort=fo.cohorts.cyclic(cohort_size),
+                    local_steps=local_steps,
+                    batch_size=1,
+                    batching="replacement",
+                ),
+                state,
+                1,
+            )
             return run.state, run.state.variables.params["x"]
 
         return jax.lax.scan(one_round, state, length=ROUNDS)[1]

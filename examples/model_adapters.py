@@ -98,9 +98,12 @@ def main():
     for name, model in MODELS.items():
         start = time.perf_counter()
         result = fo.simulate(
-            algorithm, model, clients, rounds=40, cohort_size=10, batch_size=16, local_steps=5,
-            test=test, evaluate_every=10, progress=False,
-        )  # fmt: skip
+            algorithm,
+            fo.Federation(model, clients, cohort=10, local_steps=5, batch_size=16, test=test),
+            40,
+            evaluate_every=10,
+            progress=False,
+        )
         seconds = time.perf_counter() - start
         size = sum(jnp.size(leaf) for leaf in jax.tree.leaves(result.variables.params))
         accuracy = dict(

@@ -38,11 +38,15 @@ def final_gradients(model, data):
 
         def one_round(_, state):
             return fo.run_rounds(
-                algorithm, model, data, state, rounds=1,
-                cohort_size=CLIENTS, batch_size=BATCH, local_steps=local_steps,
-            ).state  # fmt: skip
+                algorithm,
+                fo.Federation(
+                    model, data, cohort=CLIENTS, local_steps=local_steps, batch_size=BATCH
+                ),
+                state,
+                1,
+            ).state
 
-        state = fo.init_state(algorithm, START, CLIENTS, jax.random.key(seed))
+        state = fo.first_state(algorithm, START, CLIENTS, jax.random.key(seed))
         x = jax.lax.fori_loop(0, rounds, one_round, state).variables.params["x"]
         curvatures, centres = data.examples["A"], data.examples["b"]
         return jnp.sum(jnp.einsum("nij,nj->ni", curvatures, x - centres).mean(axis=0) ** 2)

@@ -13,7 +13,9 @@ clients = fo.ClientData.from_arrays(train, owners)
 model = fo.models.mlp([32], num_classes=10)
 algorithm = fo.fedgbo(fo.optimizers.adam(0.1))
 result = fo.simulate(
-    algorithm, model, clients, rounds=100, cohort_size=10, batch_size=8, local_steps=10, test=test
+    algorithm,
+    fo.Federation(model, clients, cohort=10, local_steps=10, batch_size=8, test=test),
+    100,
 )
 print(f"{clients.summary()}; {len(test['y'])} test examples")
 for done, accuracy in zip(result.evaluations["round"], result.evaluations["accuracy"], strict=True):

@@ -24,9 +24,9 @@ model, clients, _ = fo.data.quadratics(20, DIMENSION, heterogeneity=0.3, noise=1
 def final_loss(log_rate):
     """The loss over all data after 20 rounds, with the same cohorts and minibatches every time."""
     algorithm = fo.fedavg(fo.optimizers.sgd(jnp.exp(log_rate)))
-    state = fo.init_state(algorithm, {"x": jnp.ones(DIMENSION)}, clients.num_clients, key=0)
+    state = fo.first_state(algorithm, {"x": jnp.ones(DIMENSION)}, clients.num_clients, key=0)
     run = fo.run_rounds(
-        algorithm, model, clients, state, rounds=20, cohort_size=5, batch_size=2, local_steps=5
+        algorithm, fo.Federation(model, clients, cohort=5, local_steps=5, batch_size=2), state, 20
     )
     return model.loss(run.state.variables, clients.examples, None)[0]
 

@@ -58,9 +58,19 @@ def main():
     for name, sampler in samplers.items():
         # Each client counts alike: by samples, 'weighted' would count large clients twice.
         result = fo.simulate(
-            fo.fedavg(fo.optimizers.sgd(0.1)), model, clients, ROUNDS, sampler=sampler,
-            batch_size=8, local_steps=10, weighting="uniform", test=test, evaluate_every=2,
-        )  # fmt: skip
+            fo.fedavg(fo.optimizers.sgd(0.1)),
+            fo.Federation(
+                model,
+                clients,
+                cohort=sampler,
+                local_steps=10,
+                batch_size=8,
+                weighting="uniform",
+                test=test,
+            ),
+            ROUNDS,
+            evaluate_every=2,
+        )
         accuracy = result.evaluations["accuracy"][-DAY // 2 :]
         took_part = result.history["num_steps"] > 0
         times = np.bincount(result.history["cohort"][took_part], minlength=CLIENTS)

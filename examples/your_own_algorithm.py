@@ -144,7 +144,7 @@ def largest_difference(rounds=5, num_clients=6, cohort=3, most_steps=4, batch=5,
     algorithm = fedavg_nesterov(**hyper)
     round_fn = fo.make_round(algorithm, MODEL)
     start = generator.normal(size=features)
-    state = fo.init_state(algorithm, jnp.asarray(start), num_clients)
+    state = fo.first_state(algorithm, jnp.asarray(start), num_clients)
     played, ours = [], []
     for _ in range(rounds):
         ids = generator.permutation(num_clients)[:cohort]
@@ -175,11 +175,14 @@ def main():
     print("momentum   after 10 rounds   after 40 rounds")
     for momentum in (0.0, 0.5, 0.9):
         algorithm = fedavg_nesterov(0.02, momentum=momentum)
-        state = fo.init_state(algorithm, {"x": jnp.zeros(5)}, num_clients=20)
+        state = fo.first_state(algorithm, {"x": jnp.zeros(5)}, num_clients=20)
         distances = []
         for rounds in (10, 30):
             state, _ = fo.run_rounds(
-                algorithm, model, data, state, rounds, cohort_size=20, batch_size=1, local_steps=1
+                algorithm,
+                fo.Federation(model, data, cohort=20, local_steps=1, batch_size=1),
+                state,
+                rounds,
             )
             distances.append(np.linalg.norm(state.variables.params["x"] - optimum))
         print(f"{momentum:8g}   {distances[0]:15.4f}   {distances[1]:15.4f}")

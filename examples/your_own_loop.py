@@ -48,7 +48,7 @@ def main():
     generator = np.random.default_rng(1)
     model = fo.Model(init=lambda key, batch: fo.Variables({"w": jnp.zeros(FEATURES)}), loss=loss)
     algorithm = fo.fedgbo(fo.optimizers.sgdm(0.05, beta=0.5))
-    state = fo.init_state(algorithm, {"w": jnp.zeros(FEATURES)}, num_clients=CLIENTS)
+    state = fo.first_state(algorithm, {"w": jnp.zeros(FEATURES)}, num_clients=CLIENTS)
     round_fn = fo.make_round(algorithm, model)
     # The mean of all clients' own answers minimises the sum of their expected losses.
     optimum = sensors.truth + sensors.offsets.mean(axis=0)

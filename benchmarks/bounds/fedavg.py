@@ -114,12 +114,22 @@ def models_before_rounds(federation: Federation, steps: Any, key: Any) -> jax.Ar
 
     def one(state, local_steps):
         run = fo.run_rounds(
-            algorithm, MODEL, data, state, 1, cohort_size=CLIENTS, batch_size=1,
-            local_steps=local_steps, batching="replacement", strategy="vmap",
-        )  # fmt: skip
+            algorithm,
+            fo.Federation(
+                MODEL,
+                data,
+                cohort=CLIENTS,
+                local_steps=local_steps,
+                batch_size=1,
+                batching="replacement",
+            ),
+            state,
+            1,
+            strategy="vmap",
+        )
         return run.state, state.variables.params
 
-    state = fo.init_state(algorithm, fo.Variables(federation.start), CLIENTS, key)
+    state = fo.first_state(algorithm, fo.Variables(federation.start), CLIENTS, key)
     return jax.lax.scan(one, state, steps)[1]
 
 

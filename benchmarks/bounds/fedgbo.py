@@ -85,10 +85,20 @@ def play(problem: Problem, pseudo_learning_rate: float, beta: float) -> dict[str
 
     def one_round(state, _):
         run = fo.run_rounds(
-            algorithm, MODEL, problem.data, state, 1, cohort_size=COHORT, batch_size=1,
-            local_steps=STEPS, batching="replacement", weighting="uniform",
+            algorithm,
+            fo.Federation(
+                MODEL,
+                problem.data,
+                cohort=COHORT,
+                local_steps=STEPS,
+                batch_size=1,
+                batching="replacement",
+                weighting="uniform",
+            ),
+            state,
+            1,
             diagnostics=("perturbation_norm",),
-        )  # fmt: skip
+        )
         x, m = state.variables.params["x"], state.server.optimizer.m["x"] / (1 - beta)
         gradient = real * jnp.sin(x) - imag * jnp.cos(x)
         perturbation = run.history.diagnostics["perturbation_norm"][0]
@@ -98,7 +108,7 @@ def play(problem: Problem, pseudo_learning_rate: float, beta: float) -> dict[str
     @jax.jit
     @jax.vmap
     def run_all(key):
-        state = fo.init_state(algorithm, {"x": jnp.asarray(problem.start)}, CLIENTS, key)
+        state = fo.first_state(algorithm, {"x": jnp.asarray(problem.start)}, CLIENTS, key)
         return jax.lax.scan(one_round, state, None, length=ROUNDS)[1]
 
     keys = jax.random.split(jax.random.key(0), SEEDS)

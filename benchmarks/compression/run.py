@@ -55,14 +55,23 @@ def train(algorithm, data, test, seed, rounds):
     """Test accuracy and mean bytes per upload of every round, until the target or for all rounds."""
     key = jax.random.key(seed)
     variables = MODEL.init(jax.random.fold_in(key, 0), data[0])
-    state = fo.init_state(algorithm, variables, TASK["clients"], jax.random.fold_in(key, 1))
+    state = fo.first_state(algorithm, variables, TASK["clients"], jax.random.fold_in(key, 1))
     state, accuracy, sent = fo.place(state), [], []
     while len(accuracy) < rounds and max(accuracy, default=0.0) < TASK["target"]:
         run = fo.run_rounds(
-            algorithm, MODEL, data, state, CHUNK, cohort_size=TASK["cohort_size"],
-            batch_size=TASK["batch_size"], local_epochs=TASK["epochs"], validation=test,
+            algorithm,
+            fo.Federation(
+                MODEL,
+                data,
+                cohort=TASK["cohort_size"],
+                local_steps=fo.epochs(TASK["epochs"]),
+                batch_size=TASK["batch_size"],
+                validation=test,
+            ),
+            state,
+            CHUNK,
             diagnostics=["upload_bytes"],
-        )  # fmt: skip
+        )
         state = run.state
         finite = np.asarray(run.history.finite)
         seen = run.history.diagnostics

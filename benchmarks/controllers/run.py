@@ -78,16 +78,24 @@ def train(schedule, data, validation, test):
     def one_run(seed):
         key = jax.random.key(seed)
         variables = MODEL.init(key, data[0])
-        state = fo.init_state(build(TASK["eta0"]), variables, data.num_clients, key)
+        state = fo.first_state(build(TASK["eta0"]), variables, data.num_clients, key)
         state = fo.with_controllers(state, **schedule._asdict())
 
         def some_rounds(state, _):
             run = fo.run_rounds(
-                build, MODEL, data, state, every, cohort_size=TASK["cohort_size"],
-                batch_size=TASK["batch_size"], local_steps=schedule.local_steps,
-                learning_rate=schedule.learning_rate, validation=validation, validate_every=every,
+                fo.scheduled(build, schedule.learning_rate),
+                fo.Federation(
+                    MODEL,
+                    data,
+                    cohort=TASK["cohort_size"],
+                    local_steps=schedule.local_steps,
+                    batch_size=TASK["batch_size"],
+                    validation=validation,
+                ),
+                state,
+                every,
                 strategy="vmap",
-            )  # fmt: skip
+            )
             seen = (
                 fo.evaluate(MODEL, run.state.variables, test, batch_size=512)["accuracy"],
                 run.history.num_steps,
@@ -163,15 +171,17 @@ def clock_against_steps(repeats=5, rounds=5):
 
     model = fo.Model(plain.init, loss)
     algorithm = fo.fedavg(fo.optimizers.sgd(0.01))
-    start = fo.place(fo.init_state(algorithm, model.init(jax.random.key(0), data[0]), clients))
+    start = fo.place(fo.first_state(algorithm, model.init(jax.random.key(0), data[0]), clients))
     data = fo.place(data)
 
     def run(controller):
         started = time.perf_counter()
         result = fo.run_rounds(
-            algorithm, model, data, start, rounds, cohort_size=clients, local_steps=controller,
-            batch_size=32,
-        )  # fmt: skip
+            algorithm,
+            fo.Federation(model, data, cohort=clients, local_steps=controller, batch_size=32),
+            start,
+            rounds,
+        )
         jax.block_until_ready(result)
         return (time.perf_counter() - started) / rounds
 

@@ -63,15 +63,23 @@ def train(entry: Entry, data: fo.ClientData, test: Any) -> tuple[np.ndarray, np.
 
     def one_run(eta, seed):
         algorithm, key = entry.make(eta), jax.random.key(seed)
-        start = fo.init_state(algorithm, MODEL.init(key, data[0]), data.num_clients, key)
+        start = fo.first_state(algorithm, MODEL.init(key, data[0]), data.num_clients, key)
         judged = partial(accuracy, eta, algorithm)
 
         def some_rounds(state, _):
             run = fo.run_rounds(
-                algorithm, MODEL, data, state, TASK["evaluate_every"],
-                cohort_size=TASK["cohort_size"], local_steps=TASK["local_steps"],
-                batch_size=TASK["batch_size"], strategy="vmap",
-            )  # fmt: skip
+                algorithm,
+                fo.Federation(
+                    MODEL,
+                    data,
+                    cohort=TASK["cohort_size"],
+                    local_steps=TASK["local_steps"],
+                    batch_size=TASK["batch_size"],
+                ),
+                state,
+                TASK["evaluate_every"],
+                strategy="vmap",
+            )
             return run.state, (judged(run.state), jnp.all(run.history.finite))
 
         evaluations = TASK["rounds"] // TASK["evaluate_every"]

@@ -51,7 +51,7 @@ def first_state(algorithm, data, seed):
     """The state of a seed before its first round."""
     key = jax.random.key(seed)
     variables = MODEL.init(jax.random.fold_in(key, 0), data.train[0])
-    state = fo.init_state(algorithm, variables, TASK["clients"], jax.random.fold_in(key, 1))
+    state = fo.first_state(algorithm, variables, TASK["clients"], jax.random.fold_in(key, 1))
     return fo.place(state)
 
 
@@ -151,10 +151,19 @@ def by_step(saved, arrays, save):
             continue
         algorithm = build("FedAvg", private, RATES["FedAvg"][0]).algorithm
         run = fo.run_rounds(
-            algorithm, MODEL, data.train, first_state(algorithm, data, STEPS["seed"]),
-            STEPS["rounds"], cohort_size=STEPS["cohort_size"], batch_size=TASK["batch_size"],
-            local_steps=STEPS["local_steps"], client_test=data.test,
-        )  # fmt: skip
+            algorithm,
+            fo.Federation(
+                MODEL,
+                data.train,
+                cohort=STEPS["cohort_size"],
+                local_steps=STEPS["local_steps"],
+                batch_size=TASK["batch_size"],
+                client_test=data.test,
+            ),
+            first_state(algorithm, data, STEPS["seed"]),
+            STEPS["rounds"],
+            diagnostics=["user_metrics"],
+        )
         means = np.asarray(run.history.diagnostics["user_accuracy"]).mean(axis=1)
         saved["steps"][private] = STEPS | {"user_accuracy": means.round(4).tolist()}
         save()

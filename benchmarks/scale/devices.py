@@ -123,11 +123,14 @@ def play(rows, strategy):
     arrays = {}
     for name in rows:
         algorithm = ROWS[name].make(ROWS[name].learning_rate)
-        state = fo.init_state(algorithm, {"w": first}, CLIENTS)
+        state = fo.first_state(algorithm, {"w": first}, CLIENTS)
         run = fo.run_rounds(
-            algorithm, model, data, state, 3, cohort_size=5, batch_size=1, local_epochs=2,
+            algorithm,
+            fo.Federation(model, data, cohort=5, local_steps=fo.epochs(2), batch_size=1),
+            state,
+            3,
             strategy=strategy,
-        )  # fmt: skip
+        )
         kept = run.state.server, run.state.clients, run.history.loss, run.history.client_loss
         leaves = enumerate(map(np.asarray, jax.tree.leaves(kept)))
         arrays |= {f"{name}/{i:03d}": leaf for i, leaf in leaves}

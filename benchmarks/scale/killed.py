@@ -139,9 +139,14 @@ def work(folder, delay):
     with fo.Checkpoints(folder / "checkpoints") as checkpoints:
         began_at = checkpoints.latest_round
         result = fo.simulate(
-            algorithm, model, data, ROUNDS, cohort_size=5, batch_size=1, local_steps=3,
-            evaluate_every=EVERY, checkpoints=checkpoints, callbacks=[tell], progress=False,
-        )  # fmt: skip
+            algorithm,
+            fo.Federation(model, data, cohort=5, local_steps=3, batch_size=1),
+            ROUNDS,
+            evaluate_every=EVERY,
+            checkpoints=checkpoints,
+            callbacks=[tell],
+            progress=False,
+        )
     params = np.asarray(result.variables.params["x"]).tolist()
     if fo.distributed.is_first():
         found = {"resumed_from": began_at, "params": params}

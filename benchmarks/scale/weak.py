@@ -129,14 +129,18 @@ def seconds_of_a_round(inputs, hidden, classes, steps):
     algorithm = fo.fedavg(fo.optimizers.sgd(0.05))
     sample = {"x": jnp.zeros((BATCH, inputs)), "y": jnp.zeros(BATCH, int)}
     variables = model.init(jax.random.key(0), sample)
-    state = fo.place(fo.init_state(algorithm, variables, count))
+    state = fo.place(fo.first_state(algorithm, variables, count))
     seconds = []
     for _ in range(CALLS):
         began = time.perf_counter()
         state = fo.run_rounds(
-            algorithm, model, data, state, ROUNDS, cohort_size=count, batch_size=BATCH,
-            local_steps=jnp.int32(steps),
-        ).state  # fmt: skip
+            algorithm,
+            fo.Federation(
+                model, data, cohort=count, local_steps=jnp.int32(steps), batch_size=BATCH
+            ),
+            state,
+            ROUNDS,
+        ).state
         jax.block_until_ready(state)
         seconds.append((time.perf_counter() - began) / ROUNDS)
     return float(np.median(seconds[WARM:]))

@@ -109,16 +109,25 @@ def products(task: common.Task, entry: Entry) -> float:
 def contestant(task: common.Task, data: Any, model: fo.Model, name: str, rounds: int):
     """A function that plays a few rounds and returns their seconds; compiled, and warm."""
     algorithm = ENTRIES[name].make(task.learning_rate)
-    state = fo.init_state(algorithm, model.init(jax.random.key(0), None), data.num_clients)
+    state = fo.first_state(algorithm, model.init(jax.random.key(0), None), data.num_clients)
     state = fo.place(state)
 
     def run() -> float:
         # Always from the same state: not every algorithm bears this step size for long.
         start = time.perf_counter()
         result = fo.run_rounds(
-            algorithm, model, data, state, rounds=rounds, cohort_size=task.clients,
-            batch_size=task.batch, local_steps=task.local_steps, strategy="sharded",
-        )  # fmt: skip
+            algorithm,
+            fo.Federation(
+                model,
+                data,
+                cohort=task.clients,
+                local_steps=task.local_steps,
+                batch_size=task.batch,
+            ),
+            state,
+            rounds,
+            strategy="sharded",
+        )
         jax.block_until_ready(result.state)
         seconds = time.perf_counter() - start
         if not bool(jnp.all(result.history.finite)):

@@ -63,9 +63,18 @@ def contestant(task, data, ids=False, rounds=1, strategy="sharded", calls=1):
         start = time.perf_counter()
         for _ in range(calls):
             result = fo.run_rounds(
-                algorithm, model, data, state, rounds=rounds, cohort_size=task.clients,
-                batch_size=task.batch, local_steps=task.local_steps, strategy=strategy,
-            )  # fmt: skip
+                algorithm,
+                fo.Federation(
+                    model,
+                    data,
+                    cohort=task.clients,
+                    local_steps=task.local_steps,
+                    batch_size=task.batch,
+                ),
+                state,
+                rounds,
+                strategy=strategy,
+            )
             jax.block_until_ready(result.state)
         return (time.perf_counter() - start) / (rounds * calls)
 
@@ -106,10 +115,19 @@ def mapped():
         def run(data=data, kept=kept):
             times = []
             fo.simulate(
-                algorithm, ours.model_of(W1, ids=True), data, 100, cohort_size=W1.clients,
-                batch_size=W1.batch, local_steps=W1.local_steps, evaluate_every=10, progress=False,
+                algorithm,
+                fo.Federation(
+                    ours.model_of(W1, ids=True),
+                    data,
+                    cohort=W1.clients,
+                    local_steps=W1.local_steps,
+                    batch_size=W1.batch,
+                ),
+                100,
+                evaluate_every=10,
+                progress=False,
                 callbacks=[lambda event: times.append(time.perf_counter())],
-            )  # fmt: skip
+            )
             return (times[-1] - times[1]) / 80
 
         run()

@@ -74,4 +74,4 @@ def first_state(task: common.Task, algorithm: fo.Algorithm, clients: int, ids: b
     variables = wanted._replace(params=params)
     if jax.tree.map(jnp.shape, wanted.params) != jax.tree.map(jnp.shape, params):
         raise ValueError("the shared parameters do not fit the library's model")
-    return model, fo.place(fo.init_state(algorithm, variables, clients, key=jax.random.key(1)))
+    return model, fo.place(fo.first_state(algorithm, variables, clients, key=jax.random.key(1)))

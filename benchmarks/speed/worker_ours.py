@@ -32,13 +32,15 @@ def setup():
         start = time.perf_counter()
         result = fo.run_rounds(
             algorithm,
-            model,
-            data,
+            fo.Federation(
+                model,
+                data,
+                cohort=task.clients,
+                local_steps=task.local_steps,
+                batch_size=task.batch,
+            ),
             state,
-            rounds=args.rounds,
-            cohort_size=task.clients,
-            batch_size=task.batch,
-            local_steps=task.local_steps,
+            args.rounds,
             strategy="sharded",
         )
         state = jax.block_until_ready(result.state)

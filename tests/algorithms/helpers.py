@@ -149,8 +149,8 @@ def play(
     minibatches are filled up to `steps` with copies of its last one, and `num_steps` says how many
     count; `traced=False` leaves it out, for clients that all take `steps` steps.
     """
-    round_fn = fo.make_round(algorithm, model, STRATEGIES[strategy])
-    state = fo.init_state(algorithm, params, num_clients) if state is None else state
+    round_fn = fo.make_round(algorithm, model, strategy=STRATEGIES[strategy])
+    state = fo.first_state(algorithm, params, num_clients) if state is None else state
     state = place(state, strategy)
     states, infos = [state], []
     for rnd in rounds:

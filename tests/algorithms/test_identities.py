@@ -238,7 +238,7 @@ def test_feddc_without_penalty_is_scaffold_whose_server_adds_the_drift():
     params, rounds = _problem(6)
     feddc, scaffold = fo.feddc(opt.sgd(LR), 0.0), fo.scaffold(opt.sgd(LR), 2)
     states = _play(feddc, params, rounds)
-    by_hand = fo.init_state(scaffold, params, NUM_CLIENTS)
+    by_hand = fo.first_state(scaffold, params, NUM_CLIENTS)
     for rnd, ours in zip(rounds, states[1:], strict=True):
         by_hand = _play(scaffold, params, [rnd], state=by_hand)[-1]
         helpers.assert_close(ours.server.control, by_hand.server.control, 1e-12)

@@ -209,7 +209,7 @@ def test_server_optimizer_around_scaffold_is_both_by_hand():
     b1, b2, eps, rate = 0.6, 0.9, 0.05, 0.2
     states = _play(fo.server_optimizer(scaffold, opt.adam(rate, b1, b2, eps)), params, rounds)
     m, v = jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.ones_like, params)
-    x, by_hand = params, fo.init_state(scaffold, params, NUM_CLIENTS)
+    x, by_hand = params, fo.first_state(scaffold, params, NUM_CLIENTS)
     for rnd, ours in zip(rounds, states[1:], strict=True):
         proposed = _play(scaffold, params, [rnd], state=by_hand)[-1]
         d = jax.tree.map(lambda a, b: a - b, x, proposed.variables.params)

@@ -52,13 +52,13 @@ def _inputs(rng, dtype=np.float64):
 def _start(algorithm, strategy="scan", dtype=np.float64):
     params = helpers.random_params(np.random.default_rng(0), "logreg")
     params = jax.tree.map(lambda p: jnp.asarray(p, dtype), params)
-    return helpers.place(fo.init_state(algorithm, params, NUM_CLIENTS), strategy)
+    return helpers.place(fo.first_state(algorithm, params, NUM_CLIENTS), strategy)
 
 
 def _play(row, seed, rounds=2, strategy="scan", change=lambda inputs: inputs):
     """The states before and after each round, and the infos, of a few random rounds."""
     algorithm, rng = row.make(row.learning_rate), np.random.default_rng(seed)
-    round_fn = fo.make_round(algorithm, MODEL, helpers.STRATEGIES[strategy])
+    round_fn = fo.make_round(algorithm, MODEL, strategy=helpers.STRATEGIES[strategy])
     states, infos = [_start(algorithm, strategy)], []
     for _ in range(rounds):
         state, info = round_fn(states[-1], **change(_inputs(rng)))
@@ -105,13 +105,22 @@ SAMPLERS = {
 def _distance_to_optimum(row, learning_rate, repeats, participation="full"):
     """How far repeats * row.rounds rounds with K = 5 end from the optimum."""
     algorithm = row.make(learning_rate)
-    state = fo.init_state(algorithm, {"x": jnp.zeros(3)}, 4)
+    state = fo.first_state(algorithm, {"x": jnp.zeros(3)}, 4)
     for _ in range(repeats):
         run = fo.run_rounds(
-            algorithm, QUADRATICS, DATA, state, row.rounds,
-            sampler=SAMPLERS[participation], batch_size=1, local_steps=5, strategy="vmap",
-            batching="replacement",
-        )  # fmt: skip
+            algorithm,
+            fo.Federation(
+                QUADRATICS,
+                DATA,
+                cohort=SAMPLERS[participation],
+                local_steps=5,
+                batch_size=1,
+                batching="replacement",
+            ),
+            state,
+            row.rounds,
+            strategy="vmap",
+        )
         state = run.state
     assert bool(jnp.all(run.history.finite))
     return helpers.distance(state.variables.params["x"], OPTIMUM)
@@ -144,7 +153,7 @@ def test_compiles_once_for_changing_steps_cohort_and_learning_rate(row):
     state = _start(row.make(row.learning_rate))
     traces = []
     for t in range(50):
-        round_fn = fo.make_round(row.make(row.learning_rate / (1 + t)), MODEL, "scan")
+        round_fn = fo.make_round(row.make(row.learning_rate / (1 + t)), MODEL, strategy="scan")
         state, _ = round_fn(state, **_inputs(rng))
         traces.append(len(TRACES))
     assert traces[0] > 0
@@ -161,7 +170,7 @@ def test_float32_and_types_are_stable_in_a_scan_with_a_traced_learning_rate(row)
 
     @jax.jit
     def run(learning_rate, state):
-        round_fn = fo.make_round(row.make(learning_rate), MODEL, "scan")
+        round_fn = fo.make_round(row.make(learning_rate), MODEL, strategy="scan")
         return jax.lax.scan(lambda state, inputs: round_fn(state, **inputs), state, stacked)
 
     state = _start(row.make(row.learning_rate), dtype=np.float32)
@@ -179,7 +188,7 @@ def test_float32_and_types_are_stable_in_a_scan_with_a_traced_learning_rate(row)
     exact = _start(algorithm)
     for inputs in rounds:
         wide = jax.tree.map(lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, inputs)
-        exact, _ = fo.make_round(algorithm, MODEL, "scan")(exact, **wide)
+        exact, _ = fo.make_round(algorithm, MODEL, strategy="scan")(exact, **wide)
     helpers.assert_close(exact.variables, fast.variables, 1e-4)
     assert bool(jnp.all(infos.finite))
 
@@ -264,8 +273,8 @@ def test_a_mesh_of_explicit_axes_can_be_sharded_over():
     mesh = jax.make_mesh((jax.local_device_count(),), ("clients",))
     row, rng = ROWS["fedavg"], np.random.default_rng(9)
     algorithm, inputs = row.make(row.learning_rate), _inputs(rng)
-    state, _ = fo.make_round(algorithm, MODEL, fo.Strategy("sharded", mesh=mesh))(
+    state, _ = fo.make_round(algorithm, MODEL, strategy=fo.Strategy("sharded", mesh=mesh))(
         _start(algorithm), **inputs
     )
-    expected, _ = fo.make_round(algorithm, MODEL, "scan")(_start(algorithm), **inputs)
+    expected, _ = fo.make_round(algorithm, MODEL, strategy="scan")(_start(algorithm), **inputs)
     helpers.assert_close(_comparable(state), _comparable(expected), 1e-10)

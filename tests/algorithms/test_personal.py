@@ -182,7 +182,7 @@ QUADRATICS, DATA, _ = fo.data.quadratics(num_clients=4, dimension=3, seed=1)
 
 def _limit(algorithm, rounds, **keywords):
     """The state after many rounds of one local step of all clients on their quadratics."""
-    state = fo.init_state(algorithm, {"x": jnp.zeros(3)}, 4)
+    state = fo.first_state(algorithm, {"x": jnp.zeros(3)}, 4)
     options = {"batching": "replacement", "strategy": "vmap", "local_steps": 1, **keywords}
     run = fo.run_rounds(algorithm, QUADRATICS, DATA, state, rounds, cohort_size=4, **options)
     assert bool(jnp.all(run.history.finite))
@@ -237,8 +237,8 @@ def test_rows_that_count_are_parted_by_their_rank(masks, seed):
     algorithm = fo.per_fedavg(opt.sgd(LR), ALPHA, "exact")
     mask = np.array(masks)[None]
     x = np.stack([x for x, _ in batches])[None]
-    state, info = fo.make_round(algorithm, helpers.MODELS["logreg"], "scan")(
-        fo.init_state(algorithm, params, NUM_CLIENTS),
+    state, info = fo.make_round(algorithm, helpers.MODELS["logreg"], strategy="scan")(
+        fo.first_state(algorithm, params, NUM_CLIENTS),
         np.array([3]),
         {"x": np.where(mask[..., None], x, np.nan), "y": np.stack([y for _, y in batches])[None]},
         mask=mask,

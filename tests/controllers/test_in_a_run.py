@@ -46,14 +46,23 @@ def test_a_learning_rate_reaches_all_that_an_algorithm_does_with_it(name):
 def test_every_algorithm_can_be_controlled(row):
     """K by error and eta on a plateau: the run is traced whole, which is where a combination fails."""
     model, data, _ = fo.data.quadratics(num_clients=4, dimension=3)
-    state = fo.init_state(row.make(row.learning_rate), {"x": jnp.zeros(3)}, 4)
+    state = fo.first_state(row.make(row.learning_rate), {"x": jnp.zeros(3)}, 4)
 
     def play(initial_rate):
         return fo.run_rounds(
-            row.make, model, data, state, 3, cohort_size=2, batch_size=1, strategy="scan",
-            local_steps=fo.controllers.steps_by_error(5, window=2),
-            learning_rate=fo.controllers.rate_on_plateau(initial_rate), validation=data.examples,
-        )  # fmt: skip
+            fo.scheduled(row.make, fo.controllers.rate_on_plateau(initial_rate)),
+            fo.Federation(
+                model,
+                data,
+                cohort=2,
+                local_steps=fo.controllers.steps_by_error(5, window=2),
+                batch_size=1,
+                validation=data.examples,
+            ),
+            state,
+            3,
+            strategy="scan",
+        )
 
     after = jax.eval_shape(play, row.learning_rate)
     assert after.history.diagnostics["learning_rate"].shape == (3,)
@@ -92,10 +101,12 @@ def test_numbers_may_change_without_recompiling():
     def simulate(initial_steps, initial_rate, rounds):
         steps = fo.controllers.steps_by_error(initial_steps, window=2)
         return fo.simulate(
-            build, model, DATA, rounds, cohort_size=3, batch_size=2, local_steps=steps,
-            learning_rate=fo.controllers.rate_by_rounds(initial_rate), evaluate_every=2,
+            fo.scheduled(build, fo.controllers.rate_by_rounds(initial_rate)),
+            fo.Federation(model, DATA, cohort=3, local_steps=steps, batch_size=2),
+            rounds,
+            evaluate_every=2,
             progress=False,
-        )  # fmt: skip
+        )
 
     simulate(10, 0.02, 4)
     compiled = len(traces)
@@ -108,10 +119,17 @@ def test_numbers_may_change_without_recompiling():
 def test_initial_values_are_an_axis_of_vmap():
     def final(initial_steps, initial_rate):
         return fo.run_rounds(
-            build, MODEL, DATA, start(build(ETA0), 5), 3, cohort_size=3, batch_size=2,
-            local_steps=fo.controllers.steps_by_rounds(initial_steps),
-            learning_rate=fo.controllers.rate_by_rounds(initial_rate),
-        ).history.loss[-1]  # fmt: skip
+            fo.scheduled(build, fo.controllers.rate_by_rounds(initial_rate)),
+            fo.Federation(
+                MODEL,
+                DATA,
+                cohort=3,
+                local_steps=fo.controllers.steps_by_rounds(initial_steps),
+                batch_size=2,
+            ),
+            start(build(ETA0), 5),
+            3,
+        ).history.loss[-1]
 
     steps, rates = jnp.array([2, 5]), jnp.array([0.02, 0.05])
     together = jax.vmap(final)(steps, rates)
@@ -121,9 +139,17 @@ def test_initial_values_are_an_axis_of_vmap():
 
 def test_a_controller_of_epochs():
     history = fo.run_rounds(
-        build(ETA0), MODEL, DATA, start(build(ETA0), 5), 8, cohort_size=5, batch_size=2,
-        local_epochs=fo.controllers.steps_by_rounds(2),
-    ).history  # fmt: skip
+        build(ETA0),
+        fo.Federation(
+            MODEL,
+            DATA,
+            cohort=5,
+            local_steps=fo.epochs(fo.controllers.steps_by_rounds(2)),
+            batch_size=2,
+        ),
+        start(build(ETA0), 5),
+        8,
+    ).history
     per_epoch = np.ceil(DATA.sizes / 2)
     for t, epochs in enumerate((2, 2, 2, 2, 2, 2, 2, 1)):
         np.testing.assert_array_equal(
@@ -135,10 +161,13 @@ def test_a_round_that_nobody_reports_in_changes_nothing():
     sampler = fo.cohorts.unreliable(fo.cohorts.uniform(3), dropout=1.0)
     first = run(SCHEDULES["K-error"], rounds=6)
     after = fo.run_rounds(
-        build, MODEL, DATA, first.state, 3, sampler=sampler, batch_size=2,
-        local_steps=SCHEDULES["K-error"].local_steps,
-        learning_rate=SCHEDULES["K-error"].learning_rate,
-    )  # fmt: skip
+        fo.scheduled(build, SCHEDULES["K-error"].learning_rate),
+        fo.Federation(
+            MODEL, DATA, cohort=sampler, local_steps=SCHEDULES["K-error"].local_steps, batch_size=2
+        ),
+        first.state,
+        3,
+    )
     assert_identical(first.state.controllers, after.state.controllers)
     assert int(after.state.round) == 9
 
@@ -158,9 +187,11 @@ def test_a_users_own_controller_may_use_plain_numbers():
         value=lambda state, round_number: state[0] + 1,
     )
     result = fo.run_rounds(
-        build(ETA0), MODEL, DATA, start(build(ETA0), 5), 3, cohort_size=2, batch_size=2,
-        local_steps=controller,
-    )  # fmt: skip
+        build(ETA0),
+        fo.Federation(MODEL, DATA, cohort=2, local_steps=controller, batch_size=2),
+        start(build(ETA0), 5),
+        3,
+    )
     assert np.max(result.history.num_steps, axis=1).tolist() == [1, 2, 3]
     assert float(result.state.controllers.local_steps[1]) == 12.0
 
@@ -170,9 +201,11 @@ def test_a_controller_learns_from_a_round_in_which_some_are_lost():
     controller = fo.Controller(lambda: 0, lambda seen, info: seen + 1, lambda seen, t: seen + 1)
     sampler = fo.cohorts.unreliable(fo.cohorts.uniform(3), dropout=0.6)
     result = fo.run_rounds(
-        build(ETA0), MODEL, DATA, start(build(ETA0), 5), 12, sampler=sampler, batch_size=2,
-        local_steps=controller,
-    )  # fmt: skip
+        build(ETA0),
+        fo.Federation(MODEL, DATA, cohort=sampler, local_steps=controller, batch_size=2),
+        start(build(ETA0), 5),
+        12,
+    )
     reported = np.asarray(result.history.num_steps) > 0
     assert reported.all(axis=1).sum() < reported.any(axis=1).sum() < 12
     assert int(result.state.controllers.local_steps) == reported.any(axis=1).sum()
@@ -182,9 +215,11 @@ def test_a_controller_per_client():
     steps = jnp.array([1, 2, 3, 4, 5], jnp.int32)
     controller = fo.Controller(lambda: (), lambda state, info: state, lambda state, t: steps + t)
     history = fo.run_rounds(
-        build(ETA0), MODEL, DATA, start(build(ETA0), 5), 2, cohort_size=3, batch_size=2,
-        local_steps=controller,
-    ).history  # fmt: skip
+        build(ETA0),
+        fo.Federation(MODEL, DATA, cohort=3, local_steps=controller, batch_size=2),
+        start(build(ETA0), 5),
+        2,
+    ).history
     for t in range(2):
         np.testing.assert_array_equal(history.num_steps[t], steps[history.cohort[t]] + np.int32(t))
 
@@ -252,6 +287,9 @@ def test_wrong_hyperparameters_are_named():
 def test_a_state_with_controllers_may_go_on_without():
     first = run(SCHEDULES["K-error"], rounds=2)
     after = fo.run_rounds(
-        build(ETA0), MODEL, DATA, first.state, 1, cohort_size=2, batch_size=2, local_steps=2
+        build(ETA0),
+        fo.Federation(MODEL, DATA, cohort=2, local_steps=2, batch_size=2),
+        first.state,
+        1,
     )
     assert_identical(first.state.controllers, after.state.controllers)

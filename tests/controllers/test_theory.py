@@ -29,9 +29,11 @@ def run(gradient_bound, budget):
     )
     algorithm = fo.fedavg(fo.optimizers.sgd(ETA))
     return fo.run_rounds(
-        algorithm, MODEL, DATA, start(algorithm, 5), ROUNDS, cohort_size=N, batch_size=2,
-        local_steps=controller,
-    )  # fmt: skip
+        algorithm,
+        fo.Federation(MODEL, DATA, cohort=N, local_steps=controller, batch_size=2),
+        start(algorithm, 5),
+        ROUNDS,
+    )
 
 
 def bound(steps, loss, gradient_bound, seconds):

@@ -213,17 +213,13 @@ def test_who_misses_the_deadline_is_not_in_the_run():
     fleet = random_fleet()
     model, data, _ = fo.data.quadratics(num_clients=N, dimension=2)
     algorithm = fo.fedavg(fo.optimizers.sgd(0.1))
-    state = fo.init_state(algorithm, {"x": jnp.zeros(2)}, num_clients=N)
+    state = fo.first_state(algorithm, {"x": jnp.zeros(2)}, num_clients=N)
     sampler = fo.costs.on_time(fo.cohorts.cyclic(S), fleet, STEPS, DOWN, UP, DEADLINE)
     history = fo.run_rounds(
         algorithm,
-        model,
-        data,
+        fo.Federation(model, data, cohort=sampler, local_steps=STEPS, batch_size=1),
         state,
         12,
-        sampler=sampler,
-        batch_size=1,
-        local_steps=STEPS,
         strategy="scan",
     ).history
     asked = np.arange(12 * S).reshape(12, S) % N

@@ -31,10 +31,21 @@ def run():
     algorithm = fo.fedavg(fo.optimizers.sgd(0.3))
     sampler = fo.cohorts.unreliable(fo.cohorts.cyclic(S), dropout=0.25, stragglers=0.5)
     result = fo.simulate(
-        algorithm, model, data, ROUNDS, sampler=sampler, batch_size=10, local_steps=3,
-        test=test, evaluate_every=EVERY, strategy="scan", batching="replacement",
+        algorithm,
+        fo.Federation(
+            model,
+            data,
+            cohort=sampler,
+            local_steps=3,
+            batch_size=10,
+            batching="replacement",
+            test=test,
+        ),
+        ROUNDS,
+        evaluate_every=EVERY,
+        strategy="scan",
         progress=False,
-    )  # fmt: skip
+    )
     batch = {k: v[:10] for k, v in train.items()}
     prices = Prices(
         traffic=fo.costs.of(algorithm, result.variables),

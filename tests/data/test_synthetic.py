@@ -72,9 +72,9 @@ def test_federated_training_reaches_it():
     """Full participation and one step per round is gradient descent on the mean."""
     model, data, optimum = fo.data.quadratics(num_clients=4, dimension=3)
     algorithm = fo.fedavg(fo.optimizers.sgd(0.5))
-    state = fo.init_state(algorithm, {"x": jnp.zeros(3)}, 4)
+    state = fo.first_state(algorithm, {"x": jnp.zeros(3)}, 4)
     run = fo.run_rounds(
-        algorithm, model, data, state, 200, cohort_size=4, batch_size=1, local_steps=1
+        algorithm, fo.Federation(model, data, cohort=4, local_steps=1, batch_size=1), state, 200
     )
     np.testing.assert_allclose(run.state.variables.params["x"], optimum, atol=1e-12)
 

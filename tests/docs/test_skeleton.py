@@ -34,14 +34,14 @@ def _batches(dtype=np.float64):
 
 
 def _one_round(algorithm, model, params, batches):
-    state = fo.init_state(algorithm, params, num_clients=5)
-    return fo.make_round(algorithm, model, "scan")(state, np.array([4, 1]), batches)
+    state = fo.first_state(algorithm, params, num_clients=5)
+    return fo.make_round(algorithm, model, strategy="scan")(state, np.array([4, 1]), batches)
 
 
 def test_one_round(skeleton):
     """It moves the model, counts the round and keeps the shapes of its state."""
     algorithm = skeleton.fedavg_nesterov(0.1)
-    before = fo.init_state(algorithm, jnp.ones(3), num_clients=5)
+    before = fo.first_state(algorithm, jnp.ones(3), num_clients=5)
     after, info = _one_round(algorithm, skeleton.MODEL, jnp.ones(3), _batches())
     assert int(after.round) == 1
     assert bool(info.finite)
@@ -66,7 +66,7 @@ def test_the_state_keeps_its_dtypes(skeleton):
     """Also in half precision, where the mean of the uploads arrives in float32."""
     algorithm = skeleton.fedavg_nesterov(0.1)
     params = jnp.ones(3, jnp.bfloat16)
-    before = fo.init_state(algorithm, params, num_clients=5)
+    before = fo.first_state(algorithm, params, num_clients=5)
     after, _ = _one_round(algorithm, skeleton.MODEL, params, _batches(jnp.bfloat16))
     assert jax.tree.map(lambda x: x.dtype, after) == jax.tree.map(lambda x: x.dtype, before)
 

@@ -99,9 +99,19 @@ def test_it_is_what_a_client_does_in_a_round(optimizer, batching):
     state = problems.start(algorithm, 3, seed=SEED)
     first_round = jax.random.fold_in(state.key, 0)
     run = fo.run_rounds(
-        algorithm, problems.MODEL, FEW, state, 1, cohort_size=1, batch_size=2, batching=batching,
-        local_steps=jnp.asarray(5), strategy="scan",
-    )  # fmt: skip
+        algorithm,
+        fo.Federation(
+            problems.MODEL,
+            FEW,
+            cohort=1,
+            local_steps=jnp.asarray(5),
+            batch_size=2,
+            batching=batching,
+        ),
+        state,
+        1,
+        strategy="scan",
+    )
     own = tuned(
         state.variables, optimizer, 5, data=FEW, batch_size=2, seed=first_round, batching=batching
     )

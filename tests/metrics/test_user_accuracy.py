@@ -35,7 +35,7 @@ def test_it_is_the_mean_over_clients_of_own_models_on_own_examples():
     sizes = [1, 7, 0, 30, 4]
     test = random_clients(sizes)
     algorithm = fo.private(fo.fedavg(fo.optimizers.sgd(0.1)), where="params/head")
-    state = fo.init_state(algorithm, MODEL.init(jax.random.key(0), test[1]), len(sizes))
+    state = fo.first_state(algorithm, MODEL.init(jax.random.key(0), test[1]), len(sizes))
     heads = np.random.default_rng(1).normal(size=(len(sizes), 3)) * 2
     clients = jax.tree.map(lambda leaf: jnp.asarray(heads, leaf.dtype), state.clients)
     own = fo.personal_variables(algorithm, state._replace(clients=clients))
@@ -71,7 +71,7 @@ def test_clients_whose_model_nobody_knows_are_refused(tuned):
     few, many = random_clients([3, 5]), random_clients([3, 5, 4])
     algorithm = fo.private(fo.fedavg(fo.optimizers.sgd(0.1)), where="params/head")
     variables = MODEL.init(jax.random.key(0), few[0])
-    own = fo.personal_variables(algorithm, fo.init_state(algorithm, variables, 2))
+    own = fo.personal_variables(algorithm, fo.first_state(algorithm, variables, 2))
     if tuned:
         sgd = fo.optimizers.sgd(0.1)
         with pytest.raises(ValueError, match=r"data must hold the same .* which are 2; got 3"):
@@ -82,7 +82,7 @@ def test_clients_whose_model_nobody_knows_are_refused(tuned):
     assert fo.metrics.user_accuracy(MODEL, own, random_clients([3])).clients.sum() == 1
     everyones = fo.personal_variables(
         fo.fedavg(fo.optimizers.sgd(0.1)),
-        fo.init_state(fo.fedavg(fo.optimizers.sgd(0.1)), variables, 2),
+        fo.first_state(fo.fedavg(fo.optimizers.sgd(0.1)), variables, 2),
     )
     assert fo.metrics.user_accuracy(MODEL, everyones, many).clients.sum() == 3
 

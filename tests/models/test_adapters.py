@@ -167,9 +167,9 @@ def test_pytree_keeps_what_is_not_trained():
     assert shapes == [(3, 5), (5,), (5, 4), (4,)]
     assert [leaf.tolist() for leaf in variables.state] == [[0, 1]]
     algorithm = fo.fedavg(fo.optimizers.sgd(0.1))
-    state = fo.init_state(algorithm, variables, 2)
+    state = fo.first_state(algorithm, variables, 2)
     batches = {name: jnp.stack([value[None]] * 2) for name, value in BATCH.items()}
-    state, _ = fo.make_round(algorithm, model, "scan")(state, np.array([0, 1]), batches)
+    state, _ = fo.make_round(algorithm, model, strategy="scan")(state, np.array([0, 1]), batches)
     assert state.variables.state[0].tolist() == [0, 1]
     assert isinstance(state.variables.params, TreeNet)
     assert model.loss(state.variables, BATCH, None)[0] < model.loss(variables, BATCH, None)[0]

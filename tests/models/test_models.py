@@ -275,8 +275,8 @@ def test_batch_statistics_are_averaged_by_fedavg():
     """Parameters and statistics of two clients trained by hand."""
     variables, batches = NORM.init(jax.random.key(0), BATCH32), _round_inputs()
     algorithm = fo.fedavg(fo.optimizers.sgd(0.1))
-    state = fo.init_state(algorithm, variables, 2)
-    state, _ = fo.make_round(algorithm, NORM, "scan")(state, np.array([0, 1]), batches)
+    state = fo.first_state(algorithm, variables, 2)
+    state, _ = fo.make_round(algorithm, NORM, strategy="scan")(state, np.array([0, 1]), batches)
     clients = [
         _local_training(variables, jax.tree.map(lambda leaf, i=i: leaf[i], batches)) for i in (0, 1)
     ]
@@ -290,8 +290,8 @@ def test_batch_norm_stays_private_by_its_path():
     where = ["params/**/BatchNorm_*/{scale,bias}", "state/**"]
     algorithm = fo.private(fo.fedavg(fo.optimizers.sgd(0.1)), where)
     variables, batches = NORM.init(jax.random.key(0), BATCH32), _round_inputs()
-    state = fo.init_state(algorithm, variables, 2)
-    state, _ = fo.make_round(algorithm, NORM, "scan")(state, np.array([0, 1]), batches)
+    state = fo.first_state(algorithm, variables, 2)
+    state, _ = fo.make_round(algorithm, NORM, strategy="scan")(state, np.array([0, 1]), batches)
     shared = state.server.inner.variables
     assert shared.params["BatchNorm_0"] == {"scale": None, "bias": None}
     assert shared.params["Dense_0"]["kernel"].shape == (3, 5)

@@ -183,12 +183,12 @@ def _inputs(seed=0, rounds=2):
 
 def _start(algorithm, params=None):
     params = {"w": np.array([0.3, -0.8, 0.5])} if params is None else params
-    return fo.init_state(algorithm, params, NUM_CLIENTS)
+    return fo.first_state(algorithm, params, NUM_CLIENTS)
 
 
 def _play(algorithm, inputs, strategy="scan", model=helpers.LINEAR, params=None):
     """The state after the rounds, without its key, and the infos."""
-    round_fn = fo.make_round(algorithm, model, helpers.STRATEGIES[strategy])
+    round_fn = fo.make_round(algorithm, model, strategy=helpers.STRATEGIES[strategy])
     state, infos = helpers.place(_start(algorithm, params), strategy), []
     for arguments in inputs:
         state, info = round_fn(state, **arguments)

@@ -18,8 +18,8 @@ def _moves(algorithm, strategy="scan"):
     """How far each client of the cohort alone would move the model, in one program for all."""
     rng = np.random.default_rng(0)
     batches = {"x": rng.normal(size=(S, K, 3, 3)), "y": rng.normal(size=(S, K, 3))}
-    round_fn = fo.make_round(algorithm, helpers.LINEAR, helpers.STRATEGIES[strategy])
-    start = fo.init_state(algorithm, {"w": np.array([0.3, -0.2, 0.1])}, N)
+    round_fn = fo.make_round(algorithm, helpers.LINEAR, strategy=helpers.STRATEGIES[strategy])
+    start = fo.first_state(algorithm, {"w": np.array([0.3, -0.2, 0.1])}, N)
     states = [round_fn(start, COHORT, batches, weights)[0] for weights in np.eye(S)]
     found = [np.asarray(s.variables.params["w"] - start.variables.params["w"]) for s in states]
     return np.stack(found)
@@ -56,8 +56,8 @@ def _reports(attack, strategy="vmap"):
     algorithm = attack(plain._replace(server_step=note))
     rng = np.random.default_rng(0)
     batches = {"x": rng.normal(size=(S, K, 3, 3)), "y": rng.normal(size=(S, K, 3))}
-    round_fn = fo.make_round(algorithm, helpers.LINEAR, helpers.STRATEGIES[strategy])
-    start = fo.init_state(algorithm, {"w": np.array([0.3, -0.2, 0.1])}, N)
+    round_fn = fo.make_round(algorithm, helpers.LINEAR, strategy=helpers.STRATEGIES[strategy])
+    start = fo.first_state(algorithm, {"w": np.array([0.3, -0.2, 0.1])}, N)
     run = [round_fn(start, COHORT, batches, w, probe_batches=batches)[0] for w in np.eye(S)]
     return np.stack([np.asarray(state.variables.params["w"]) for state in run])
 
@@ -103,9 +103,11 @@ def test_what_stays_at_home_is_not_attacked():
     attacked = fo.attacks.scaling(algorithm, [0], 1e6)
     rng = np.random.default_rng(0)
     batches = {"x": rng.normal(size=(S, K, 3, 3)), "y": rng.normal(size=(S, K, 3))}
-    start = fo.init_state(algorithm, {"w": np.array([0.3, -0.2, 0.1])}, N)
+    start = fo.first_state(algorithm, {"w": np.array([0.3, -0.2, 0.1])}, N)
     kept = [
-        fo.make_round(a, helpers.LINEAR, "scan")(start, COHORT, batches, probe_batches=batches)[0]
+        fo.make_round(a, helpers.LINEAR, strategy="scan")(
+            start, COHORT, batches, probe_batches=batches
+        )[0]
         for a in (algorithm, attacked)
     ]
     helpers.assert_same_bits(kept[0].clients, kept[1].clients)
@@ -182,10 +184,23 @@ def test_a_guard_and_a_robust_rule_bear_what_neither_the_rule_nor_nothing_does(c
 
     def accuracy(algorithm, sampler, guard=None):
         result = fo.simulate(
-            algorithm, model, data, 60, sampler=sampler, batch_size=8, local_steps=8, seed=0,
-            evaluate_every=60, weighting="uniform", strategy="scan", guard=guard,
-            on_nonfinite="stop", progress=False,
-        )  # fmt: skip
+            algorithm,
+            fo.Federation(
+                model,
+                data,
+                cohort=sampler,
+                local_steps=8,
+                batch_size=8,
+                weighting="uniform",
+                guard=guard,
+            ),
+            60,
+            seed=0,
+            evaluate_every=60,
+            strategy="scan",
+            on_nonfinite="stop",
+            progress=False,
+        )
         return float(fo.evaluate(model, result.variables, test)["accuracy"]), result
 
     with jax.numpy_dtype_promotion("standard"):  # with x64 on, argmax is int64 and digits are int32

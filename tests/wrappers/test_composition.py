@@ -81,8 +81,8 @@ def _rounds(seed=0, rounds=3):
 
 def _play(algorithm, rounds, model=MODEL):
     """The states before and after each round, and the infos."""
-    round_fn = fo.make_round(algorithm, model, "scan")
-    states, infos = [fo.init_state(algorithm, PARAMS, NUM_CLIENTS)], []
+    round_fn = fo.make_round(algorithm, model, strategy="scan")
+    states, infos = [fo.first_state(algorithm, PARAMS, NUM_CLIENTS)], []
     for arguments in rounds:
         state, info = round_fn(states[-1], **arguments)
         states.append(state)
@@ -266,7 +266,7 @@ def test_an_optimiser_with_statistics_is_refused_where_the_algorithm_has_a_direc
     """With what to use instead, and where adaptive local steps are at home."""
     algorithm = INVERTING[name](optimizer)
     with pytest.raises(ValueError, match="optimizer must keep no statistics") as error:
-        fo.init_state(algorithm, PARAMS, NUM_CLIENTS)
+        fo.first_state(algorithm, PARAMS, NUM_CLIENTS)
     assert "fedjax_opt.optimizers.sgd" in str(error.value)
     assert "see fedgbo, mime and mfl" in str(error.value)
 
@@ -332,7 +332,7 @@ def test_a_servers_optimiser_is_refused_where_the_server_sends_no_model():
 def test_a_private_pattern_that_matches_nothing_is_refused_inside_of_other_wrappers():
     algorithm = fo.server_optimizer(fo.proximal(fo.private(SCAFFOLD, "params/scale"), 0.1), ADAM)
     with pytest.raises(ValueError, match=r"where matches no leaf .* params/b, params/w"):
-        fo.init_state(algorithm, PARAMS, NUM_CLIENTS)
+        fo.first_state(algorithm, PARAMS, NUM_CLIENTS)
 
 
 MODEL_OF_QUADRATICS, QUADRATICS, _ = fo.data.quadratics(num_clients=3, dimension=2)
@@ -351,12 +351,15 @@ MODEL_OF_QUADRATICS, QUADRATICS, _ = fo.data.quadratics(num_clients=3, dimension
 )
 def test_the_deviation_of_a_momentum_that_is_nowhere_is_refused(algorithm):
     """A local optimiser's momentum starts afresh in every round: it is not the server's."""
-    state = fo.init_state(algorithm, {"x": np.zeros(2)}, 3)
+    state = fo.first_state(algorithm, {"x": np.zeros(2)}, 3)
     with pytest.raises(ValueError, match=r"momentum_deviation.* needs .* keeps a momentum"):
         fo.run_rounds(
-            algorithm, MODEL_OF_QUADRATICS, QUADRATICS, state, 1, cohort_size=3, batch_size=1,
-            local_steps=1, diagnostics=["momentum_deviation"],
-        )  # fmt: skip
+            algorithm,
+            fo.Federation(MODEL_OF_QUADRATICS, QUADRATICS, cohort=3, local_steps=1, batch_size=1),
+            state,
+            1,
+            diagnostics=["momentum_deviation"],
+        )
 
 
 @pytest.mark.parametrize(
@@ -378,9 +381,9 @@ def test_wrong_parts_are_refused(make, message):
 
 def test_the_state_of_another_combination_is_refused():
     """Wrappers that keep state on the server or on the clients change what a state is."""
-    state = fo.init_state(SCAFFOLD, PARAMS, NUM_CLIENTS)
+    state = fo.first_state(SCAFFOLD, PARAMS, NUM_CLIENTS)
     for algorithm in (COMBINATIONS["SCAFFOLD, FedAdam"], COMBINATIONS["FedMAX, MOON, SCAFFOLD"]):
         with pytest.raises(ValueError, match=r"state\.(server|clients) must have .* another one"):
-            fo.make_round(algorithm, MODEL, "scan")(
+            fo.make_round(algorithm, MODEL, strategy="scan")(
                 state, np.array([0]), {"x": np.ones((1, 1, 2, 3)), "y": np.ones((1, 1, 2))}
             )

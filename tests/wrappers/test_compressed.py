@@ -35,8 +35,8 @@ def batches(seed):
 
 def play(algorithm, rounds=3, strategy="scan", **options):
     """A few rounds of all clients; all states and infos."""
-    round_fn = fo.make_round(algorithm, MODEL, strategy, **options)
-    states = [fo.init_state(algorithm, START, NUM_CLIENTS)]
+    round_fn = fo.make_round(algorithm, MODEL, strategy=strategy, **options)
+    states = [fo.first_state(algorithm, START, NUM_CLIENTS)]
     infos = []
     for t in range(rounds):
         state, info = round_fn(states[-1], np.arange(NUM_CLIENTS), batches(t), WEIGHTS)
@@ -233,8 +233,8 @@ def test_memory_leaves_variances_positive():
         error_feedback=True,
     )
     variables = fo.Variables(START, {"var": np.full(SIZE, 9.0)})
-    state = fo.init_state(algorithm, variables, NUM_CLIENTS)
-    round_fn = fo.make_round(algorithm, fo.Model(None, _with_statistics), "scan")
+    state = fo.first_state(algorithm, variables, NUM_CLIENTS)
+    round_fn = fo.make_round(algorithm, fo.Model(None, _with_statistics), strategy="scan")
     for t in range(12):
         state, info = round_fn(state, np.arange(NUM_CLIENTS), batches(t), WEIGHTS)
         for leaf in jax.tree.leaves((state.server.optimizer.v, state.variables.state)):
@@ -248,11 +248,14 @@ QUADRATICS = fo.data.quadratics(num_clients=6, dimension=40, num_examples=8)
 def distance(algorithm, rounds=150):
     """From the optimum of heterogeneous quadratics, under partial participation."""
     model, data, optimum = QUADRATICS
-    state = fo.init_state(algorithm, {"x": jnp.zeros(40)}, 6)
+    state = fo.first_state(algorithm, {"x": jnp.zeros(40)}, 6)
     result = fo.run_rounds(
-        algorithm, model, data, state, rounds,
-        cohort_size=3, batch_size=8, local_steps=3, strategy="vmap",
-    )  # fmt: skip
+        algorithm,
+        fo.Federation(model, data, cohort=3, local_steps=3, batch_size=8),
+        state,
+        rounds,
+        strategy="vmap",
+    )
     return float(jnp.linalg.norm(result.state.variables.params["x"] - optimum))
 
 
@@ -272,7 +275,7 @@ def test_feddc_bears_codes_but_no_delay():
     for wrapped in (feddc, fo.server_optimizer(feddc, opt.sgd(1.0)), fo.private(feddc, "params/b")):
         late = fo.compressed(wrapped, upload=compression.top_k(0.5), error_feedback=True)
         with pytest.raises(ValueError, match=r"error_feedback=True diverges .* comes too late"):
-            fo.init_state(late, START, NUM_CLIENTS)
+            fo.first_state(late, START, NUM_CLIENTS)
 
 
 # With every algorithm -------------------------------------------------------------------------
@@ -308,9 +311,9 @@ def test_every_algorithm_is_wrapped_or_refused(name):
         wrapped, data = wrap(algorithm), batches(0)
 
         def one_round(wrapped=wrapped, data=data):
-            state = fo.init_state(wrapped, START, NUM_CLIENTS)
+            state = fo.first_state(wrapped, START, NUM_CLIENTS)
             probe = {} if wrapped.probe is None else {"probe_batches": data}
-            round_fn = fo.make_round(wrapped, FEATURED, "scan")
+            round_fn = fo.make_round(wrapped, FEATURED, strategy="scan")
             return state, round_fn(state, np.arange(NUM_CLIENTS), data, WEIGHTS, **probe)[0]
 
         if (name, kind) in REFUSED:
@@ -348,8 +351,8 @@ def test_rounding_belongs_to_seed_and_round():
     states, _ = play(RANDOM, 3)
     seeds = [tuple(np.asarray(state.server.seed)) for state in states]
     assert len(set(seeds)) == 4
-    other = fo.make_round(RANDOM, MODEL, "scan")(
-        fo.init_state(RANDOM, START, NUM_CLIENTS, 1),
+    other = fo.make_round(RANDOM, MODEL, strategy="scan")(
+        fo.first_state(RANDOM, START, NUM_CLIENTS, 1),
         np.arange(NUM_CLIENTS),
         batches(0),
         WEIGHTS,
@@ -363,9 +366,9 @@ def test_another_sparsity_compiles_nothing():
 
     def final(sparsity):
         algorithm = fo.ce_fedavg(opt.adam(LR), sparsity)
-        state = fo.init_state(algorithm, {"w": jnp.zeros(3)}, 2)
+        state = fo.first_state(algorithm, {"w": jnp.zeros(3)}, 2)
         return fo.run_rounds(
-            algorithm, model, data, state, 2, cohort_size=2, batch_size=2, local_steps=1
+            algorithm, fo.Federation(model, data, cohort=2, local_steps=1, batch_size=2), state, 2
         )
 
     final(0.5)

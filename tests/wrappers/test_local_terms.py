@@ -417,8 +417,8 @@ def test_masked_rows_of_a_round_may_hold_anything():
     fewer = jax.tree.map(lambda leaf: leaf[:, :, :3], batches)
     mask = np.broadcast_to(np.arange(4) < 3, (2, STEPS, 4))
     batches["x"][~mask] = batches["y"][~mask] = np.nan
-    round_fn = fo.make_round(algorithm, MODEL, "scan")
-    state = fo.init_state(algorithm, {"w": W}, 2)
+    round_fn = fo.make_round(algorithm, MODEL, strategy="scan")
+    state = fo.first_state(algorithm, {"w": W}, 2)
     whole = masked = state
     for _ in range(2):
         whole, _ = round_fn(whole, np.arange(2), fewer)

@@ -166,7 +166,7 @@ SHARED = {
 @pytest.mark.parametrize("algorithm", SHARED.values(), ids=list(SHARED))
 def test_personal_variables_of_any_other_algorithm_are_the_global_model(algorithm):
     """Also of one whose clients keep state, and of a wrapper around one without."""
-    state = fo.init_state(algorithm, {"w": jnp.arange(2.0)}, 3)
+    state = fo.first_state(algorithm, {"w": jnp.arange(2.0)}, 3)
     helpers.assert_same_bits(fo.personal_variables(algorithm, state)(2), state.variables)
 
 
@@ -175,7 +175,7 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_leaves_that_exist():
     variables = fo.Variables({"dense": {"w": jnp.ones(2)}}, {"mean": jnp.ones(1)})
     algorithm = fo.private(ALGORITHMS["fedavg"], "params/**/scale")
     with pytest.raises(ValueError, match="where matches no leaf") as error:
-        fo.init_state(algorithm, variables, 2)
+        fo.first_state(algorithm, variables, 2)
     assert "params/dense/w, state/mean" in str(error.value)
 
 
@@ -184,7 +184,7 @@ def test_a_pattern_that_matches_everything_is_refused(where):
     """Nothing would be left to be shared."""
     variables = fo.Variables({"w": jnp.ones(2)}, {"mean": jnp.ones(1)})
     with pytest.raises(ValueError, match="where matches every leaf"):
-        fo.init_state(fo.private(ALGORITHMS["fedavg"], where), variables, 2)
+        fo.first_state(fo.private(ALGORITHMS["fedavg"], where), variables, 2)
 
 
 @pytest.mark.parametrize("where", [(), []])
@@ -201,8 +201,8 @@ def test_a_function_may_say_yes_in_other_words(yes):
     """As Python takes them, and no is whatever Python takes for no."""
     variables = fo.Variables({"w1": jnp.ones(2), "w2": jnp.ones(3), "b1": jnp.ones(1)})
     algorithm = fo.private(ALGORITHMS["mfl"], lambda path, leaf: path == "params/w1" and yes)
-    server = fo.init_state(algorithm, variables, 2).server
-    expected = fo.init_state(fo.private(ALGORITHMS["mfl"], "params/w1"), variables, 2).server
+    server = fo.first_state(algorithm, variables, 2).server
+    expected = fo.first_state(fo.private(ALGORITHMS["mfl"], "params/w1"), variables, 2).server
     helpers.assert_same_bits(server, expected)
 
 
@@ -215,7 +215,7 @@ def test_private_inside_of_private_is_refused(second, between):
     with pytest.raises(
         ValueError, match=r"private goes around an algorithm once: .*\[one, another"
     ):
-        fo.init_state(fo.private(inside, second), params, 2)
+        fo.first_state(fo.private(inside, second), params, 2)
 
 
 # Non-trainable state, and other wrappers ------------------------------------------------------
