@@ -1,4 +1,4 @@
-"""Random damage to the files of checkpoints, stored clients and run directories, and what reading says.
+"""Random damage to checkpoints, client states, stored clients and run directories: what reading says.
 
     python benchmarks/faults/mutate.py --mutations 1000 --output benchmarks/results/faults_mutate.json
 
@@ -84,8 +84,37 @@ def read_run(home):
     return [np.array(text) for text in texts] + [np.asarray(model.params["w"])]
 
 
+def _store(home):
+    algorithm = fo.scaffold(fo.optimizers.sgd(0.1))
+    start = fo.init_state(algorithm, {"w": jnp.zeros(5_000)}, 7)
+    store = fo.ClientStore(home)
+    store.open(algorithm, start._replace(clients=()))
+    return store
+
+
+def write_states(home):
+    """The states of 7 clients after each of three chunks of rounds."""
+    generator = np.random.default_rng(0)
+    with _store(home) as store:
+        for number in (1, 2, 3):
+            ids = np.sort(generator.choice(7, 4, replace=False))
+            states = jax.tree.map(lambda x: generator.normal(size=x.shape), store.read(ids))
+            store.write(number, ids, jax.tree.map(np.float32, states), 1)
+
+
+def read_states(home):
+    """All of them, after each of these chunks."""
+    found = []
+    with _store(home) as store:
+        for number in (3, 2, 1):
+            store.roll_back(number)
+            found += jax.tree.leaves(store.read(np.arange(7)))
+    return found
+
+
 KINDS = {
     "checkpoints": (write_checkpoint, read_checkpoint, "20"),
+    "states": (write_states, read_states, ""),
     "clients": (write_clients, read_clients, ""),
     "runs": (write_run, read_run, ""),
 }
@@ -93,7 +122,9 @@ KINDS = {
 
 def mutate(folder, generator):
     """Changes one file of a folder; says which, and how."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    files = sorted(
+        path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock" != path.name
+    )
     path = generator.choice(files)
     content = bytearray(path.read_bytes())
     size = len(content)
@@ -168,7 +199,8 @@ def try_all(kind, seeds):
         home = pathlib.Path(home)
         write, read, _ = KINDS[kind]
         write(home / "original")
-        expected = read(home / "original")
+        # Of a copy: reading may go back in time.
+        expected = read(shutil.copytree(home / "original", home / "whole"))
         for seed in seeds:
             outcomes[attempt(kind, home / "original", expected, home, seed)] += 1
     return outcomes

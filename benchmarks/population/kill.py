@@ -13,10 +13,13 @@ done, and whether the clients' states were ahead of the newest checkpoint.
 
 import argparse
 import collections
+import contextlib
 import hashlib
 import json
 import pathlib
 import random
+import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -83,14 +86,25 @@ def _hit(folder):
         found.append("deleting a checkpoint")
     elif any(name.startswith(".partial") for name in names):
         found.append("writing a checkpoint")
-    index = json.loads((folder / "clients" / "client_state.json").read_bytes())["round"]
-    undone = [int(path.stem.split("-")[2]) for path in (folder / "clients").glob("undo-*.bin")]
-    if max(undone, default=0) > index:
+    clients = folder / "clients"
+    journals = [path.read_bytes()[:8] for path in clients.glob("*-journal")]
+    if any(any(head) for head in journals):  # it is blank when a change is done
         found.append("writing client states")
     newest = max((int(name) for name in names if name.isdecimal()), default=0)
-    if index > newest:
+    if _round_of(clients) > newest:
         found.append("client states ahead of the checkpoint")
     return ", ".join(found)
+
+
+def _round_of(clients):
+    """The round of the client states, as the next process will find them, read from a copy."""
+    with tempfile.TemporaryDirectory() as copied:
+        shutil.copytree(clients, copied, dirs_exist_ok=True)
+        for path in pathlib.Path(copied).glob("*.sqlite"):
+            with contextlib.closing(sqlite3.connect(path)) as database:
+                (content,) = database.execute("SELECT content FROM about").fetchone()
+                return json.loads(content)["rounds"][-1]
+    return 0
 
 
 def _play(folder, delay):

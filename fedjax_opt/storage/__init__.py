@@ -1,3 +1,3 @@
 """What outgrows a device: clients' states on the host or on disk."""
 
-from fedjax_opt.storage.client_store import ClientStore as ClientStore
+from fedjax_opt.storage.client_states import ClientStore as ClientStore

@@ -74,6 +74,7 @@ class Checkpoints:
         allow: Sequence[str] = (),
         asynchronous: bool = True,
     ):
+        self.keep = keep
         self._retention = Retention(keep, keep_every, best_metric, maximise)
         for name in (allow,) if isinstance(allow, str) else allow:
             checks.choice("allow", name, provenance.CHANGES)

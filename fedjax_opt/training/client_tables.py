@@ -25,7 +25,7 @@ from fedjax_opt.engine.evaluate import evaluate_clients, evaluate_each, personal
 from fedjax_opt.execution import distributed, row_exchange
 from fedjax_opt.execution.client_rows import ClientRows
 from fedjax_opt.execution.strategies import Strategy
-from fedjax_opt.storage.client_store import ClientStore
+from fedjax_opt.storage.client_states import ClientStore
 from fedjax_opt.training.streaming import cohort_ids
 
 _EVALUATED_BYTES = 2**26  # of rows that are on the device at once where every client is evaluated
@@ -35,7 +35,6 @@ _EVALUATED_ROWS = 64
 class Resident:
     """Client states that are on the device all the time."""
 
-    reach = float("inf")  # how many chunks they can be taken back: they are a part of the state
     first_state = staticmethod(first_state)
 
     def open(self, algorithm: Algorithm, state: FederatedState) -> tuple[Any, FederatedState]:
@@ -59,8 +58,9 @@ class Resident:
         del first_round, rounds
         return state
 
-    def take_out(self, state: FederatedState) -> FederatedState:
+    def take_out(self, state: FederatedState, good: int) -> FederatedState:
         """The state as the host keeps it: as it is."""
+        del good
         return state
 
     def evaluate(self, algorithm: Algorithm, model: Model, state: FederatedState, data: Any) -> Any:
@@ -92,20 +92,16 @@ class FromStore:
     Args:
       store: where they are.
       chunk: the largest number of rounds in a chunk.
+      keep: how many checkpoints the run keeps, to each of which the store must be able to go back.
     """
 
-    def __init__(self, store: ClientStore, chunk: int) -> None:
-        self._store, self._chunk = store, chunk
+    def __init__(self, store: ClientStore, chunk: int, keep: int) -> None:
+        self._store, self._chunk, self._keep = store, chunk, keep
         self._worker = ThreadPoolExecutor(1, "fedjax_opt client state")
         self._ids = np.zeros(0, np.int64)
         self._before: Any = None
         self._coming: _Coming | None = None
         self._writing: Future | None = None
-
-    @property
-    def reach(self) -> float:
-        """How many chunks they can be taken back."""
-        return self._store.reach
 
     def first_state(
         self, algorithm: Algorithm, variables: Any, num_clients: int, key: jax.Array
@@ -122,7 +118,7 @@ class FromStore:
         if jax.tree.leaves(state.clients):
             check_state(algorithm, state)
         self._store.open(algorithm, state)
-        shapes = self._store.row_format.shapes(int(state.num_clients))
+        shapes = self._store.shapes(int(state.num_clients))
         return self, state._replace(clients=shapes)
 
     def part(self, state: FederatedState, sampler: Sampler) -> tuple[FederatedState, Any]:
@@ -132,7 +128,7 @@ class FromStore:
         self._room = min(self._chunk * sampler.size + 1, num_clients)
         self._draw = partial(cohort_ids, sampler, state.cohort_key, self._chunk, num_clients)
         ids = jax.ShapeDtypeStruct((self._room,), jnp.int32)
-        seen = ClientRows(ids, self._store.row_format.shapes(self._room))
+        seen = ClientRows(ids, self._store.shapes(self._room))
         return state._replace(clients=()), state._replace(clients=seen)
 
     def begin(self, state: FederatedState, strategy: Strategy) -> None:
@@ -153,9 +149,7 @@ class FromStore:
         place_before = np.searchsorted(self._ids, ids)
         source = np.where(np.isin(ids, self._ids), place_before, -1).astype(np.int32)
         holders = self._store.holders(ids)
-        read = self._worker.submit(
-            self._exchange.read, ids, source, holders, self._store.read_states
-        )
+        read = self._worker.submit(self._exchange.read, ids, source, holders, self._store.read)
         self._coming = _Coming((first_round, rounds), ids, source, read)
 
     def put_in(self, state: FederatedState, first_round: int, rounds: int) -> FederatedState:
@@ -175,21 +169,28 @@ class FromStore:
         self._before, self._ids = None, coming.ids
         return state._replace(clients=clients)
 
-    def take_out(self, state: FederatedState) -> FederatedState:
-        """The state as the host keeps it; the rows are written back in the background."""
+    def take_out(self, state: FederatedState, good: int) -> FederatedState:
+        """The state as the host keeps it; the rows are written back in the background.
+
+        Args:
+          state: the state after a chunk of rounds.
+          good: the earliest round that the run would go back to if it diverged.
+        """
         self.flush()  # one chunk at a time is on its way
+        # Of the newest checkpoint a part may not be on the disk yet: then one more is needed.
+        oldest = min(good, *self._store.rounds[-self._keep - 1 :])
         self._before = state.clients.states
         holders = self._store.holders(self._ids)
         own = self._ids[holders == jax.process_index()]
         back = self._exchange.back(self._before, holders)
-        self._writing = self._worker.submit(self._write, int(state.round), own, back)
+        self._writing = self._worker.submit(self._write, int(state.round), own, back, oldest)
         return state._replace(clients=())
 
     def evaluate(self, algorithm: Algorithm, model: Model, state: FederatedState, data: Any) -> Any:
         """The metrics of each client's own model on its own examples, a block of clients at a time."""
         if algorithm.personal is None:
             return evaluate_clients(model, personal_variables(algorithm, state), data)
-        total, row_bytes = len(data.sizes), self._store.row_format.num_bytes
+        total, row_bytes = len(data.sizes), self._store.row_bytes
         block = min(max(_EVALUATED_BYTES // row_bytes, 1), total)
         batch_size = min(_EVALUATED_ROWS, int(np.max(np.asarray(data.sizes), initial=1)))
         found = []
@@ -228,21 +229,21 @@ class FromStore:
 
         def read(some: np.ndarray) -> Any:
             # By the thread: it has written the last chunk by then.
-            return self._worker.submit(self._store.read_states, some).result()
+            return self._worker.submit(self._store.read, some).result()
 
         return row_exchange.rows_of(self._mesh, ids, self._store.holders(ids), read)
 
-    def _write(self, done: int, ids: np.ndarray, back: Callable[[], Any]) -> None:
-        self._store.write(done, ids, self._store.row_format.pack(back()))
+    def _write(self, done: int, ids: np.ndarray, back: Callable[[], Any], oldest: int) -> None:
+        self._store.write(done, ids, back(), oldest)
 
 
-def of(store: ClientStore | None, chunk: int) -> Resident | FromStore:
+def of(store: ClientStore | None, chunk: int, keep: int) -> Resident | FromStore:
     """What holds the clients' states for the device, in chunks of rounds."""
     if store is None:
         return Resident()
     if not isinstance(store, ClientStore):
         raise ValueError(f"client_state must be a ClientStore or None, got {store!r}.")
-    return FromStore(store, chunk)
+    return FromStore(store, chunk, keep)
 
 
 def _shifted(own: Partial, first: jax.Array, client: jax.Array) -> Any:

@@ -21,7 +21,7 @@ from fedjax_opt.engine.preparation import Prepared, prepare
 from fedjax_opt.engine.run import one_round, seats, settle_strategy
 from fedjax_opt.execution import distributed, meshes
 from fedjax_opt.execution.strategies import Strategy, place, resolve
-from fedjax_opt.storage.client_store import ClientStore
+from fedjax_opt.storage.client_states import ClientStore
 from fedjax_opt.training import client_tables
 from fedjax_opt.training.callbacks import Callback, Event
 from fedjax_opt.training.checkpoint import Checkpoints
@@ -119,7 +119,7 @@ def simulate(
         federation = federation.replace(local_steps=jnp.asarray(int(federation.local_steps)))
     test, client_test = federation.test, federation.client_test
     first = first_algorithm(algorithm)
-    clients = client_tables.of(client_state, chunk)
+    clients = client_tables.of(client_state, chunk, 1 if checkpoints is None else checkpoints.keep)
     make = partial(_first_state, first, federation, seed, clients)
     start = meshes.made(make, resolve(strategy).mesh) if state is None else state
     clients, start = clients.open(first, start)
@@ -144,7 +144,7 @@ def simulate(
     fallback = None
     if rollback is not None:
         saved = None if checkpoints is None else OnDisk(keeper, start, prepared.strategy)
-        fallback = Fallback(rollback, prepared, saved or Copies(), clients.reach)
+        fallback = Fallback(rollback, prepared, saved or Copies(), np.inf)
         fallback.begin(current, keeper.remembered)
         prepared = fallback.prepared()
     play = _play if debug is None else Debugger(debug)
@@ -166,7 +166,8 @@ def simulate(
             for ahead in (source, clients):
                 ahead.prefetch(done + count, min(chunk, rounds - done - count))
             current, infos, played = play(now, current, jnp.int32(count), chunk)
-            current = clients.take_out(current)
+            good = done if fallback is None else fallback.record.good[0]
+            current = clients.take_out(current, good)
             log.add_rounds(infos, int(played))
             if fallback is not None and (why := fallback.judge(log, current, done)) is not None:
                 current, ended = fallback.go_back(log, why)

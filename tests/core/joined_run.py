@@ -51,7 +51,7 @@ def keep(name, strategy, rounds, folder=None):
         return numbers((result.history["cohort"], result.state.server, result.state.clients))
     with (
         fo.Checkpoints(folder / "checkpoints") as checkpoints,
-        fo.ClientStore(folder / "store", hot=2) as store,
+        fo.ClientStore(folder / "store") as store,
     ):
         result = fo.simulate(
             SCAFFOLD, model, data, rounds, checkpoints=checkpoints, client_state=store, **setting
@@ -64,7 +64,7 @@ def go_back(strategy, folder):
     """A run whose step is far too large, and which goes back to its checkpoints until it is not."""
     with (
         fo.Checkpoints(folder / "checkpoints") as checkpoints,
-        fo.ClientStore(folder / "store", hot=2) as store,
+        fo.ClientStore(folder / "store") as store,
     ):
         result = fo.simulate(
             lambda rate: fo.scaffold(fo.optimizers.sgd(rate)), problems.MODEL, DATA, 6,

@@ -1,6 +1,8 @@
 """Tiny problems that the tests of the core share, and what NumPy says about them."""
 
+import contextlib
 import dataclasses
+import sqlite3
 
 import jax
 import jax.numpy as jnp
@@ -99,3 +101,12 @@ def assert_close(left, right, rtol=1e-12):
     """Two pytrees agree up to the rounding of sums in another order."""
     for a, b in zip(arrays(left), arrays(right), strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol)
+
+
+def stored_clients(folder):
+    """The clients that have a row of their own in a folder of client states."""
+    found = set()
+    for path in sorted(folder.glob("*.sqlite")):
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            found |= set(database.execute("SELECT client FROM rows WHERE client >= 0").fetchall())
+    return sorted(client for (client,) in found)

@@ -1,5 +1,8 @@
 """Runs whose client states are on the host or on disk are the runs with everything on the device."""
 
+import shutil
+import sqlite3
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +10,7 @@ import pytest
 
 import fedjax_opt as fo
 from fedjax_opt import optimizers as opt
-from fedjax_opt.storage import durable
+from fedjax_opt.storage.row_file import RowFile
 from fedjax_opt.training import client_tables
 from tests.core import problems, test_model_axis
 
@@ -65,7 +68,7 @@ def whole():
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_algorithm_does_not_notice(tmp_path, name):
-    store = fo.ClientStore(tmp_path / "store", hot=3)
+    store = fo.ClientStore(tmp_path / "store")
     device, result = (play(algorithm=ALGORITHMS[name], client_state=s) for s in (None, store))
     assert_same_run(device, result, store)
 
@@ -90,7 +93,7 @@ def test_clients_of_a_model_that_devices_share(tmp_path):
     """Rows are put on the devices that need them, and each comes back from where it was put."""
     devices = np.array(jax.devices()[:4]).reshape(2, 2)
     mesh = jax.sharding.Mesh(devices, ("clients", "model"))
-    store = fo.ClientStore(tmp_path / "store", hot=0)
+    store = fo.ClientStore(tmp_path / "store")
     options = {"model": test_model_axis.MODEL, "data": test_model_axis.data(), "cohort_size": 2}
     options |= {"strategy": fo.Strategy("sharded", mesh=mesh)}
     device, result = (play(8, client_state=s, **options) for s in (None, store))
@@ -111,8 +114,8 @@ def test_clients_that_never_took_part_have_no_row(tmp_path, whole):
     store = fo.ClientStore(tmp_path / "store")
     assert_same_run(whole, play(client_state=store), store)
     took_part = np.unique(whole.history["cohort"])
-    checksums = np.fromfile(tmp_path / "store" / "checksums.bin", np.uint32)
-    np.testing.assert_array_equal(np.flatnonzero(checksums), took_part)
+    store.close()
+    np.testing.assert_array_equal(problems.stored_clients(tmp_path / "store"), took_part)
     assert 0 < len(took_part) < N
 
 
@@ -142,10 +145,11 @@ def test_examples_may_be_elsewhere_too(tmp_path, whole):
 
 def interrupted(tmp_path, **options):
     """A run of 11 rounds that was stopped after 6, its checkpoints and its store."""
-    store = fo.ClientStore(tmp_path / "store")
-    with fo.Checkpoints(tmp_path / "checkpoints") as checkpoints:
+    with (
+        fo.ClientStore(tmp_path / "store") as store,
+        fo.Checkpoints(tmp_path / "checkpoints") as checkpoints,
+    ):
         play(client_state=store, checkpoints=checkpoints, **options)
-    store.close()
 
 
 def resumed(tmp_path):
@@ -165,7 +169,8 @@ def test_a_store_that_was_ahead_of_its_checkpoint(tmp_path, whole):
     interrupted(tmp_path, callbacks=[after_6])
     with fo.ClientStore(tmp_path / "store") as store:
         store.open(SCAFFOLD, whole.state._replace(clients=()))
-        store.write(9, np.arange(4), np.full((4, store.row_format.num_bytes), 7, np.uint8))
+        other = jax.tree.map(lambda x: np.full_like(x, 7), store.read(np.arange(4)))
+        store.write(9, np.arange(4), other, oldest=6)
     result, rows = resumed(tmp_path)
     problems.assert_identical(result.history, whole.history)
     problems.assert_identical(
@@ -174,19 +179,20 @@ def test_a_store_that_was_ahead_of_its_checkpoint(tmp_path, whole):
 
 
 def test_a_run_that_ends_while_rows_are_written(tmp_path, whole, monkeypatch):
-    """The disk refuses a row of the third chunk; with room again, the run goes on and is the same."""
-    seen, write_all = [], durable.write_all
+    """The disk refuses the third chunk; with room again, the run goes on and is the same."""
+    written, insert = [], RowFile._insert
 
-    def full(file, content):
-        seen.append(str(file.name))
-        if sum("rows-" in name for name in seen) == 25:
-            raise OSError(28, "No space left on device")
-        write_all(file, content)
+    def full(self, round_number, ids, rows):
+        written.append(round_number)
+        insert(self, round_number, ids, rows)
+        if round_number == 9:
+            raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(durable, "write_all", full)
-        with pytest.raises(ValueError, match=r"rows-00000.bin cannot be written: No space left"):
+        patch.setattr(RowFile, "_insert", full)
+        with pytest.raises(ValueError, match=r"part-0.*cannot be read or written: .* disk is full"):
             interrupted(tmp_path)
+    assert written == [0, 3, 6, 9]
     with fo.Checkpoints(tmp_path / "checkpoints") as checkpoints:
         assert checkpoints.latest_round == 6
     result, rows = resumed(tmp_path)
@@ -194,6 +200,26 @@ def test_a_run_that_ends_while_rows_are_written(tmp_path, whole, monkeypatch):
     problems.assert_identical(
         (result.state.server, rows), (whole.state.server, whole.state.clients)
     )
+
+
+def test_the_store_goes_back_to_every_checkpoint_that_is_kept(tmp_path):
+    """The newest are moved away, as those are that are damaged."""
+    expected = play(20, evaluate_every=2)
+
+    def played(moved):
+        with (
+            fo.ClientStore(tmp_path / "store") as store,
+            fo.Checkpoints(tmp_path / "checkpoints", keep=3, keep_every=2) as checkpoints,
+        ):
+            for newest in checkpoints.rounds[len(checkpoints.rounds) - moved :]:
+                shutil.rmtree(tmp_path / "checkpoints" / str(newest))
+            play(20, client_state=store, checkpoints=checkpoints, evaluate_every=2)
+            problems.assert_identical(store.rows(EVERYBODY).states, expected.state.clients)
+
+    for moved in (0, 1, 2):
+        played(moved)
+    with pytest.raises(ValueError, match=r"can go back to .* \[12, 14, 16, 18\], but .* round 8\."):
+        played(6)
 
 
 def test_a_store_that_does_not_have_the_round_is_refused(tmp_path):

@@ -12,9 +12,8 @@ import pytest
 import fedjax_opt as fo
 from fedjax_opt.cli.launch import launch
 from fedjax_opt.execution import distributed
-from fedjax_opt.storage import disk_shelf
-from fedjax_opt.storage.shelves import Undo
-from tests.core import joined_run
+from fedjax_opt.storage.row_file import RowFile
+from tests.core import joined_run, problems
 
 ROOT = pathlib.Path(__file__).parents[2]
 VARIABLES = (distributed.ADDRESS, distributed.COUNT, distributed.INDEX, "JOB_COMPLETION_INDEX")
@@ -82,19 +81,17 @@ def test_two_processes_go_back_together(joined, tmp_path):
         assert_all_close(report["gone back"], expected)
 
 
-def run_ahead(folder):
+def run_ahead(path):
     """Rows of rounds that no checkpoint knows, as if the other process had died in between."""
-    shelf, ids = disk_shelf.DiskShelf(folder, (1, 2)), np.array([1, 5])
-    rows, known = shelf.read(ids)
-    assert shelf.round == 2
-    shelf.record(Undo(2, 4, ids, rows, known))
-    shelf.put(ids, np.full_like(rows, 7), np.ones(2, bool))
-    shelf.commit(4)
-    shelf.close()
+    part = RowFile.opened(path, (1, 2))
+    ids = np.array([1, 5])
+    assert part.round == 2
+    part.write(4, ids, np.full_like(part.read(ids), 7), 0)
+    part.close()
 
 
 @pytest.mark.parametrize("name", joined_run.KEPT)
-def test_stores_and_checkpoints_of_many_processes(joined, name):
+def test_stores_and_checkpoints_of_many_processes(joined, name, tmp_path):
     """Each process has the rows of its own clients, and what it holds of a model that both share."""
     folder, reports = joined
     expected = joined_run.keep(name, "scan", 2), joined_run.keep(name, "scan", 4)
@@ -102,33 +99,33 @@ def test_stores_and_checkpoints_of_many_processes(joined, name):
         for found, alone in zip(report["kept"][name], expected, strict=True):
             assert_all_close(found, alone)
     home = folder / name / "begun_by_two"
-    parts = [home / "store" / f"part-{part:05d}-of-00002" for part in range(2)]
+    store = home / "store"
     took_part = np.unique(expected[0][0])
-    for part, path in enumerate(parts):
-        checksums = np.fromfile(path / "checksums.bin", np.uint32)
+    for part in range(2):
+        alone = tmp_path / str(part)
+        alone.mkdir()
+        shutil.copy(store / f"part-{part:05d}-of-00002.sqlite", alone)
         np.testing.assert_array_equal(
-            2 * np.flatnonzero(checksums) + part, took_part[took_part % 2 == part]
+            problems.stored_clients(alone), took_part[took_part % 2 == part]
         )
     pieces = sorted(path.name for path in (home / "checkpoints" / "2").glob("pieces-*"))
     assert pieces == (["pieces-00000", "pieces-00001"] if name == "shared" else [])
-    run_ahead(parts[1])
+    run_ahead(store / "part-00001-of-00002.sqlite")
     assert_all_close(joined_run.keep(name, "scan", 4, home), expected[1])
 
 
 def test_a_store_with_a_part_that_is_not_its_own_is_refused(joined):
     store = joined[0] / "small" / "begun_by_two" / "store"
-    parts = [store / f"part-{part:05d}-of-00002" for part in range(2)]
+    parts = [store / f"part-{part:05d}-of-00002.sqlite" for part in range(2)]
     parts[1].rename(store.parent / "elsewhere")
-    with pytest.raises(ValueError, match=r"without part 1 of 2: no process sees its folder"):
+    with pytest.raises(ValueError, match=r"without part 1 of 2: no process sees its file"):
         joined_run.keep("small", "scan", 6, store.parent)
-    shutil.copytree(parts[0], parts[1])
-    with pytest.raises(ValueError, match=r"must describe part 1 of 2, .*got part 0 of 2"):
+    shutil.copy(parts[0], parts[1])
+    with pytest.raises(ValueError, match=r"must hold part 1 of 2, .*got part 0 of 2"):
         joined_run.keep("small", "scan", 6, store.parent)
-    shutil.rmtree(parts[1])
-    shutil.copytree(parts[0], store / "part-00001-of-00003")
-    with pytest.raises(
-        ValueError, match=r"directory must be empty, or hold client state that is c"
-    ):
+    parts[1].unlink()
+    shutil.copy(parts[0], store / "part-00001-of-00003.sqlite")
+    with pytest.raises(ValueError, match=r"there are some of 2 and of 3 parts"):
         joined_run.keep("small", "scan", 6, store.parent)
 
 

@@ -32,7 +32,7 @@ def test_a_run_that_is_killed_twice_ends_to_the_bit_as_one_that_is_not(scripts, 
     assert hits
 
 
-@pytest.mark.parametrize("kind", ["checkpoints", "clients", "runs"])
+@pytest.mark.parametrize("kind", ["checkpoints", "states", "clients", "runs"])
 def test_damaged_files_are_refused_or_right(scripts, kind):
     outcomes = scripts["mutate"].try_all(kind, range(40))
     assert outcomes.keys() <= {"refused", "harmless"}, outcomes
