@@ -98,8 +98,10 @@ def write_states(home):
     with _store(home) as store:
         for number in (1, 2, 3):
             ids = np.sort(generator.choice(7, 4, replace=False))
-            states = jax.tree.map(lambda x: generator.normal(size=x.shape), store.read(ids))
-            store.write(number, ids, jax.tree.map(np.float32, states), 1)
+            states = jax.tree.map(
+                lambda x: generator.normal(size=x.shape).astype(x.dtype), store.read(ids)
+            )
+            store.write(number, ids, states, 1)
 
 
 def read_states(home):

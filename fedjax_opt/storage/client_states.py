@@ -418,6 +418,10 @@ class _RowFormat:
         """Stacked states `[n, ...]` as rows of bytes `[n, num_bytes]`."""
         leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(states)]
         count = leaves[0].shape[0]
+        found = [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
+        expected = list(zip(self._shapes, self._dtypes, strict=True))
+        if found != expected:
+            raise ValueError(f"states must have leaves {expected} for each client, got {found}.")
         return np.concatenate(
             [leaf.view(np.uint8).reshape(count, leaf.nbytes // max(count, 1)) for leaf in leaves],
             axis=1,

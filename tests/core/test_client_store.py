@@ -404,6 +404,8 @@ def test_states_of_every_type_are_kept_bit_for_bit(tmp_path):
 
 
 def test_arguments_are_checked(tmp_path):
+    with pytest.raises(ValueError, match=r"states must have leaves .*float64.* got .*float32"):
+        opened().write(1, np.arange(2), {"w": np.zeros((2, 3), np.float32)}, 0)
     with pytest.raises(ValueError, match="is not open: no run has used it yet"):
         fo.ClientStore(tmp_path / "store").rows([0])
     keys = SCAFFOLD._replace(init_client=jax.tree_util.Partial(lambda v: jax.random.key(0)))
