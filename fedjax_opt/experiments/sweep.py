@@ -28,8 +28,8 @@ from fedjax_opt.experiments.trials import remaining as remaining
 from fedjax_opt.experiments.unfinished import Unfinished
 from fedjax_opt.tasks.task import federation_of
 from fedjax_opt.training import NonFiniteLossError, provenance
+from fedjax_opt.core.client_data import in_memory
 from fedjax_opt.training.identity import identify
-from fedjax_opt.training.streaming import on_host
 
 
 class Interrupted(KeyboardInterrupt):
@@ -249,7 +249,7 @@ def _prepare(
     model: Model, data: Any, trials: Sequence[Trial], settings: Mapping[str, Any], test: Any
 ) -> tuple[waves.Shared, str | Strategy]:
     """What all trials share, and how clients are to be executed."""
-    if on_host(data):
+    if not in_memory(data):
         raise ValueError(
             "data must be in memory for a sweep, whose trials draw cohorts of their own and so need all"
             " examples on the device, but its examples are in files. Select all clients, data[:], or"

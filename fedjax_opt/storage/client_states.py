@@ -167,7 +167,9 @@ class ClientStore:
                 f"ids must lie in [0, {self._num_clients - 1}], got {found[0]} to {found[-1]}."
             )
         mesh = meshes.over_all_devices() if jax.process_count() > 1 else None
-        return row_exchange.rows_of(mesh, found, self.holders(found), self.read)
+        holders = self.holders(found)
+        own = self.read(found[holders == jax.process_index()])
+        return row_exchange.table(mesh, len(found), found, holders, own)
 
     @property
     def row_bytes(self) -> int:

@@ -22,7 +22,7 @@ from fedjax_opt.core.state import FederatedState
 from fedjax_opt.core.struct import changed
 from fedjax_opt.engine.preparation import Prepared
 from fedjax_opt.execution import strategies
-from fedjax_opt.training.streaming import on_host
+from fedjax_opt.core.client_data import in_memory
 
 _CGROUP = pathlib.Path("/sys/fs/cgroup/memory.max")
 
@@ -97,7 +97,7 @@ def check_memory(
 
     memory = needed(prepared)
     if memory.total > limit:
-        if memory.data + memory.state > limit and not on_host(prepared.federation.clients):
+        if memory.data + memory.state > limit and in_memory(prepared.federation.clients):
             hint = (
                 "Already the arrays do not fit, whatever the cohort: keep the data on the host with"
                 " fo.data.store and fo.data.open_stored, or use a smaller model."
@@ -167,7 +167,7 @@ def _arrays(prepared: Prepared, state: FederatedState, chunk: int, copies: int) 
 def _rows_at_once(prepared: Prepared, chunk: int) -> int:
     """How many examples are on the device; of data on the host, at most those of one chunk's cohorts."""
     clients: Any = prepared.federation.clients
-    if not on_host(clients):
+    if in_memory(clients):
         return jax.tree.leaves(clients.examples)[0].shape[0]
     sizes = np.asarray(clients.sizes)
     most = min(chunk * prepared.federation.cohort.size + 1, len(sizes))

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_opt.core import checks
 from fedjax_opt.core.algorithm import Algorithm, Scheduled, StaticInt
-from fedjax_opt.core.client_data import ClientData
+from fedjax_opt.core.client_data import ClientData, in_memory
 from fedjax_opt.core.controller import Controller, first_algorithm
 from fedjax_opt.core.federation import Federation, check_nouns, initial_variables
 from fedjax_opt.core.state import FederatedState, as_key
@@ -22,7 +22,7 @@ from fedjax_opt.engine.run import one_round, seats, settle_strategy
 from fedjax_opt.execution import distributed, meshes
 from fedjax_opt.execution.strategies import Strategy, place, resolve
 from fedjax_opt.storage.client_states import ClientStore
-from fedjax_opt.training import client_tables
+from fedjax_opt.training import chunks
 from fedjax_opt.training.callbacks import Callback, Event
 from fedjax_opt.training.checkpoint import Checkpoints
 from fedjax_opt.training.debugging import Debugger
@@ -30,11 +30,9 @@ from fedjax_opt.training.good_states import Copies
 from fedjax_opt.training.keeping import Keeper, OnDisk
 from fedjax_opt.training.log import Log, in_short
 from fedjax_opt.training.memory import check_memory
-from fedjax_opt.training.parted import Parted
 from fedjax_opt.training.progress import RoundBar
 from fedjax_opt.training.result import NonFiniteLossError, Result
 from fedjax_opt.training.rollback import Fallback, Rollback, check_rollback
-from fedjax_opt.training.streaming import Resident, Stream, on_host
 
 _CALL = "simulate(algorithm, federation, rounds)"
 _DEFAULT_CHUNK = 10
@@ -119,7 +117,7 @@ def simulate(
         federation = federation.replace(local_steps=jnp.asarray(int(federation.local_steps)))
     test, client_test = federation.test, federation.client_test
     first = first_algorithm(algorithm)
-    clients = client_tables.of(client_state, chunk, 1 if checkpoints is None else checkpoints.keep)
+    clients = chunks.states_of(client_state, chunk, 1 if checkpoints is None else checkpoints.keep)
     make = partial(_first_state, first, federation, seed, clients)
     start = meshes.made(make, resolve(strategy).mesh) if state is None else state
     clients, start = clients.open(first, start)
@@ -223,8 +221,8 @@ def _first_state(algorithm, federation, seed, clients) -> FederatedState:
 def _source(prepared: Prepared, key: jax.Array, chunk: int) -> Any:
     federation, strategy = prepared.federation, prepared.strategy
     clients: Any = federation.clients
-    if not on_host(clients):
-        return Resident(clients, strategy)
+    if in_memory(clients):
+        return chunks.DeviceExamples(clients, strategy)
     if "momentum_deviation" in prepared.diagnostics:
         raise ValueError(
             "diagnostics: 'momentum_deviation' needs all examples in every round, but those of the"
@@ -232,18 +230,19 @@ def _source(prepared: Prepared, key: jax.Array, chunk: int) -> Any:
         )
     mesh = strategy.mesh
     if (
-        mesh is not None
-        and mesh.is_multi_process
-        and not isinstance(prepared.controls.local_steps, Controller)
+        mesh is None
+        or not mesh.is_multi_process
+        or isinstance(prepared.controls.local_steps, Controller)
     ):
-        read = changed(federation, clients=ClientData((), (), clients.sizes), validation=None)
-        who = prepared.replace(algorithm=(), federation=read)
+        cohorts = partial(chunks.cohort_ids, federation.cohort, key, chunk, len(clients.sizes))
+        return chunks.FileExamples(clients, strategy, lambda first: cohorts(np.int32(first)))
+    read = changed(federation, clients=ClientData((), (), clients.sizes), validation=None)
+    who = prepared.replace(algorithm=(), federation=read)
 
-        def places(first_round: int) -> np.ndarray:
-            return np.asarray(seats(who, key, np.int32(first_round), chunk))
+    def lineup(first_round: int) -> jax.Array:
+        return seats(who, key, np.int32(first_round), chunk)
 
-        return Parted(clients, mesh, places)
-    return Stream(clients, strategy, federation.cohort, key, chunk)
+    return chunks.FileExamples(clients, strategy, lineup, meshes.num_parts(mesh))
 
 
 @partial(jax.jit, static_argnames="length", donate_argnames="state")

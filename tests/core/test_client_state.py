@@ -11,7 +11,7 @@ import pytest
 import fedjax_opt as fo
 from fedjax_opt import optimizers as opt
 from fedjax_opt.storage.row_file import RowFile
-from fedjax_opt.training import client_tables
+from fedjax_opt.training import chunks
 from tests.core import problems, test_model_axis
 
 N = 30
@@ -237,7 +237,7 @@ def test_each_client_has_its_own_model(monkeypatch):
     """Everybody is evaluated in blocks of clients, with the numbers of one block."""
     algorithm, test = ALGORITHMS["private scaffold"], problems.ragged([2, 70, 3] * 10, seed=1)
     device = play(6, algorithm, client_test=test)
-    monkeypatch.setattr(client_tables, "_EVALUATED_BYTES", 500)  # the rows of about ten clients
+    monkeypatch.setattr(chunks, "_EVALUATED_BYTES", 500)  # the rows of about ten clients
     store = fo.ClientStore()
     result = play(6, algorithm, client_test=test, client_state=store)
     name = "client_loss"
@@ -257,7 +257,7 @@ def test_nothing_is_compiled_twice():
     assert len(traces) == compiled
 
 
-def test_rows_that_chunks_share_stay_on_the_device(whole, monkeypatch):
+def test_rows_that_chunks_share_are_read_once(whole, monkeypatch):
     read, store = [], fo.ClientStore()
     read_rows = store.read
     monkeypatch.setattr(store, "read", lambda ids: read.append(set(ids.tolist())) or read_rows(ids))

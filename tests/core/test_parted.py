@@ -1,6 +1,6 @@
 """Examples on disk, each device its own; here a process with several devices takes itself for many."""
 
-import sys
+import mmap
 
 import jax
 import numpy as np
@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import Mesh
 
 import fedjax_opt as fo
-from fedjax_opt.training import parted
+from fedjax_opt.training import chunks
 from tests.core.problems import MODEL, assert_close, ragged
 
 SIZES = np.random.default_rng(3).integers(1, 30, 40)
@@ -23,14 +23,14 @@ def both(tmp_path_factory):
 @pytest.fixture
 def streams(monkeypatch):
     """As if the mesh were of several processes; a list of what then reads the examples."""
-    made = []
+    made, FileExamples = [], chunks.FileExamples
 
     def make(*arguments):
-        made.append(parted.Parted(*arguments))
+        made.append(FileExamples(*arguments))
         return made[-1]
 
     monkeypatch.setattr(Mesh, "is_multi_process", property(lambda mesh: True))
-    monkeypatch.setattr(sys.modules["fedjax_opt.training.simulate"], "Parted", make)
+    monkeypatch.setattr(chunks, "FileExamples", make)
     return made
 
 
@@ -63,3 +63,20 @@ def test_a_number_of_steps_for_each_client_is_foreseen(both, streams):
     expected, found = play(data, "scan", **steps), play(stored, "sharded", **steps)
     assert_close(found.state, expected.state, 1e-10)
     assert len(streams) == 1
+
+
+def test_pages_of_files_are_given_back(both, streams, monkeypatch):
+    """What each device was sent does not count as memory of this process."""
+    _, stored = both
+    given_back = []
+
+    class Pages(mmap.mmap):
+        def madvise(self, *arguments):
+            given_back.append(arguments)
+
+    monkeypatch.setattr(chunks.mmap, "mmap", Pages)
+    for leaf in stored.examples.values():
+        monkeypatch.setattr(leaf, "_mmap", Pages(-1, 1))
+    play(stored, "sharded")
+    chunks_played, arrays = 3, len(stored.examples)
+    assert given_back == [(mmap.MADV_DONTNEED,)] * chunks_played * len(jax.devices()) * arrays

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
-from fedjax_opt.training import streaming
+from fedjax_opt.execution.strategies import Strategy
+from fedjax_opt.training import chunks
 from tests.core.problems import MODEL, counted, ragged
 
 SIZES = np.random.default_rng(3).integers(1, 30, 40)
@@ -20,6 +21,13 @@ def scaffold():
 def both(tmp_path_factory):
     data = ragged(SIZES)
     return data, fo.data.store(data, tmp_path_factory.mktemp("streaming") / "clients")
+
+
+def reader(stored, sampler, key, chunk):
+    def cohorts(first_round):
+        return chunks.cohort_ids(sampler, key, chunk, len(stored.sizes), first_round)
+
+    return chunks.FileExamples(stored, Strategy("scan"), cohorts)
 
 
 def assert_same(a, b):
@@ -57,7 +65,7 @@ def test_a_resumed_stream_reads_from_where_it_is(both):
 def test_only_the_cohorts_are_sent(both):
     _, stored = both
     sampler, key = fo.cohorts.uniform(2), jax.random.key(7)
-    stream = streaming.Stream(stored, streaming.Strategy("scan"), sampler, key, chunk=3)
+    stream = reader(stored, sampler, key, 3)
     sent = stream.take(6, 2)
     stream.close()
     drawn = {int(i) for r in (6, 7) for i in sampler.draw(key, r, len(SIZES))[0]}
@@ -73,7 +81,7 @@ def test_only_the_cohorts_are_sent(both):
 def test_a_slot_that_nobody_fills_reads_client_0(both):
     _, stored = both
     nobody = fo.cohorts.available(2, np.zeros(40))
-    stream = streaming.Stream(stored, streaming.Strategy("scan"), nobody, jax.random.key(0), 2)
+    stream = reader(stored, nobody, jax.random.key(0), 2)
     sent = stream.take(0, 2)
     stream.close()
     assert_same(sent[0], stored[0])
@@ -82,7 +90,7 @@ def test_a_slot_that_nobody_fills_reads_client_0(both):
 def test_there_is_never_room_for_more_than_all(both):
     _, stored = both
     sampler, key = fo.cohorts.uniform(40), jax.random.key(0)
-    stream = streaming.Stream(stored, streaming.Strategy("scan"), sampler, key, chunk=3)
+    stream = reader(stored, sampler, key, 3)
     assert stream.take(0, 3).num_examples == stored.num_examples
     stream.close()
 
@@ -95,6 +103,17 @@ def test_equal_clients_compile_once(tmp_path):
     compiled = len(traces)
     fo.simulate(scaffold(), model, stored, 20, cohort_size=4, **{**SETTING, "evaluate_every": 2})
     assert len(traces) - compiled <= 1  # the initial variables
+
+
+def test_examples_have_the_precision_that_the_caller_has_set(both):
+    """`enable_x64` holds in the thread that calls it, and not in the one that reads."""
+    _, stored = both
+    stream = reader(stored, fo.cohorts.uniform(5), jax.random.key(0), 3)
+    with jax.enable_x64(False):
+        stream.prefetch(0, 3)
+        sent = stream.take(0, 3)
+    stream.close()
+    assert sent.examples["x"].dtype == np.float32
 
 
 def test_what_needs_all_examples_is_refused(both):
