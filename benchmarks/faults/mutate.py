@@ -33,7 +33,7 @@ HISTORY = {"rounds": {"loss": np.linspace(3.0, 1.0, 40)}, "evaluations": {}}
 def _state(seed):
     algorithm = fo.scaffold(fo.optimizers.sgd(0.1))
     params = {"w": jnp.linspace(0.0, 1.0, 60).reshape(6, 10) + seed, "b": jnp.ones(10)}
-    return fo.init_state(algorithm, params, 7, seed)._replace(round=jnp.int32(20))
+    return fo.first_state(algorithm, params, 7, seed)._replace(round=jnp.int32(20))
 
 
 def write_checkpoint(home):
@@ -86,7 +86,7 @@ def read_run(home):
 
 def _store(home):
     algorithm = fo.scaffold(fo.optimizers.sgd(0.1))
-    start = fo.init_state(algorithm, {"w": jnp.zeros(5_000)}, 7)
+    start = fo.first_state(algorithm, {"w": jnp.zeros(5_000)}, 7)
     store = fo.ClientStore(home)
     store.open(algorithm, start._replace(clients=()))
     return store

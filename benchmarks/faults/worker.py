@@ -38,19 +38,23 @@ def method(steps=300):
 
 def template():
     """A state like the run's own."""
-    (model, data, _), (algorithm, steps) = problem(), method()
-    state = fo.init_state(algorithm, model.init(jax.random.key(0), data[0]), CLIENTS)
-    return fo.with_controllers(state, local_steps=steps)
+    algorithm, steps = method()
+    return fo.init_state(algorithm, federation(steps))
+
+
+def federation(steps):
+    """What the run learns on."""
+    model, data, test = problem()
+    return fo.Federation(model, data, cohort=5, local_steps=steps, batch_size=16, test=test)
 
 
 def play(directory, rounds, strategy, keep, steps):
     """The run, resumed if it was begun before."""
-    (model, data, test), (algorithm, steps) = problem(), method(steps)
+    algorithm, steps = method(steps)
     with fo.Checkpoints(directory, keep=keep, keep_every=30, best_metric="loss") as checkpoints:
         return fo.simulate(
-            algorithm, model, data, rounds, cohort_size=5, batch_size=16, local_steps=steps,
-            strategy=strategy, test=test,
-            evaluate_every=CHUNK, checkpoints=checkpoints, progress=False,
+            algorithm, federation(steps), rounds, strategy=strategy, evaluate_every=CHUNK,
+            checkpoints=checkpoints, progress=False,
         )  # fmt: skip
 
 

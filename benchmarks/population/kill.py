@@ -135,6 +135,7 @@ def _train(folder):
 
     worker.mark_phases(folder.with_suffix(".mark"))
     model, data, _ = fo.data.quadratics(num_clients=CLIENTS, dimension=50)
+    federation = fo.Federation(model, data, cohort=COHORT, local_steps=3, batch_size=1)
     store, told = fo.ClientStore(folder / "clients"), []
 
     def tell(event):
@@ -143,9 +144,8 @@ def _train(folder):
 
     with fo.Checkpoints(folder / "checkpoints") as checkpoints:
         result = fo.simulate(
-            fo.scaffold(fo.optimizers.sgd(0.05)), model, data, ROUNDS, cohort_size=COHORT,
-            batch_size=1, local_steps=3, evaluate_every=CHUNK, checkpoints=checkpoints,
-            client_state=store, callbacks=[tell], progress=False,
+            fo.scaffold(fo.optimizers.sgd(0.05)), federation, ROUNDS, evaluate_every=CHUNK,
+            checkpoints=checkpoints, client_state=store, callbacks=[tell], progress=False,
         )  # fmt: skip
     clients = store.rows(np.arange(CLIENTS)).states
     digest = hashlib.sha256()

@@ -80,14 +80,12 @@ def _train(folder):
 
     fo.use_cpu_devices()
     times = []
+    model = fo.models.preprocessed(fo.models.mlp([32], num_classes=CLASSES), fo.data.scale())
+    clients = fo.data.open_stored(folder)
     result = fo.simulate(
         fo.fedavg(fo.optimizers.sgd(0.1)),
-        fo.models.preprocessed(fo.models.mlp([32], num_classes=CLASSES), fo.data.scale()),
-        fo.data.open_stored(folder),
+        fo.Federation(model, clients, cohort=COHORT, local_steps=fo.epochs(2), batch_size=10),
         ROUNDS,
-        cohort_size=COHORT,
-        batch_size=10,
-        local_epochs=2,
         evaluate_every=WARM,
         callbacks=[lambda event: times.append(time.perf_counter())],
         progress=False,

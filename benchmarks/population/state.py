@@ -84,15 +84,11 @@ def _train(count, folder):
     y = np.argmax(x @ generator.normal(size=(INPUTS, CLASSES)), axis=1).astype(np.int32)
     data = fo.ClientData.from_sizes({"x": x, "y": y}, np.ones(count, np.int32))
     store = None if folder is None else fo.ClientStore(folder)
-    times = []
+    model, times = fo.models.mlp(WIDTHS, num_classes=CLASSES), []
     result = fo.simulate(
         fo.scaffold(fo.optimizers.sgd(0.1)),
-        fo.models.mlp(WIDTHS, num_classes=CLASSES),
-        data,
+        fo.Federation(model, data, cohort=COHORT, local_steps=5, batch_size=1),
         ROUNDS,
-        cohort_size=COHORT,
-        batch_size=1,
-        local_steps=5,
         evaluate_every=CHUNK,
         client_state=store,
         callbacks=[lambda event: times.append(time.perf_counter())],

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt.core import Federation, Model, StaticInt, checks, init_state
+from fedjax_opt.core.client_data import in_memory
 from fedjax_opt.core.controller import first_algorithm
 from fedjax_opt.engine.preparation import prepare
 from fedjax_opt.execution import Strategy
@@ -28,7 +29,6 @@ from fedjax_opt.experiments.trials import remaining as remaining
 from fedjax_opt.experiments.unfinished import Unfinished
 from fedjax_opt.tasks.task import federation_of
 from fedjax_opt.training import NonFiniteLossError, provenance
-from fedjax_opt.core.client_data import in_memory
 from fedjax_opt.training.identity import identify
 
 

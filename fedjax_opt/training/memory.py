@@ -16,13 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt.core import checks
-from fedjax_opt.core.client_data import ClientData
+from fedjax_opt.core.client_data import ClientData, in_memory
 from fedjax_opt.core.messages import array_bytes
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.core.struct import changed
 from fedjax_opt.engine.preparation import Prepared
 from fedjax_opt.execution import strategies
-from fedjax_opt.core.client_data import in_memory
 
 _CGROUP = pathlib.Path("/sys/fs/cgroup/memory.max")
 

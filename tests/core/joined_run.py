@@ -13,7 +13,7 @@ from tests.core import problems, test_model_axis
 
 SCAFFOLD = fo.scaffold(fo.optimizers.sgd(0.1), option=1)
 DATA = problems.ragged([5, 8, 3, 12, 7, 4, 9])
-COMMON = {"cohort_size": 5, "batch_size": 4, "local_epochs": 2}
+BASE = fo.Federation(problems.MODEL, DATA, cohort=5, local_steps=fo.epochs(2), batch_size=4)
 # Runs with a store: a small model that every device holds, and one that two processes share.
 KEPT = {
     "small": (problems.MODEL, DATA),
@@ -23,18 +23,17 @@ KEPT = {
 
 def play(strategy, data=DATA, checkpoints=None):
     """Rounds by `run_rounds`, and a simulated run with evaluations, as plain numbers."""
-    start = problems.start(SCAFFOLD, 7)
-    run = fo.run_rounds(SCAFFOLD, problems.MODEL, DATA, start, 3, strategy=strategy, **COMMON)
+    run = fo.run_rounds(SCAFFOLD, BASE, problems.start(SCAFFOLD, 7), 3, strategy=strategy)
     rounds = numbers((run.state.server, run.state.clients, run.history))
     return rounds + simulate(strategy, 4, data, checkpoints)
 
 
 def simulate(strategy, rounds, data=DATA, checkpoints=None):
     """A simulated run with evaluations, as plain numbers."""
+    federation = BASE.replace(clients=data, test=DATA.examples, client_test=DATA)
     result = fo.simulate(
-        SCAFFOLD, problems.MODEL, data, rounds, state=problems.start(SCAFFOLD, 7),
-        test=DATA.examples, client_test=DATA, evaluate_every=2, strategy=strategy,
-        checkpoints=checkpoints, **COMMON,
+        SCAFFOLD, federation, rounds, state=problems.start(SCAFFOLD, 7), evaluate_every=2,
+        strategy=strategy, checkpoints=checkpoints,
     )  # fmt: skip
     del result.evaluations["seconds"]
     state = result.state
@@ -44,17 +43,17 @@ def simulate(strategy, rounds, data=DATA, checkpoints=None):
 def keep(name, strategy, rounds, folder=None):
     """A run whose clients are in a store, or with no folder on the device: who took part, and states."""
     model, data = KEPT[name]
-    setting = {"cohort_size": 2, "batch_size": 4, "local_steps": 2, "evaluate_every": 2}
-    setting |= {"strategy": strategy, "progress": False}
+    federation = fo.Federation(model, data, cohort=2, local_steps=2, batch_size=4)
+    setting = {"evaluate_every": 2, "strategy": strategy, "progress": False}
     if folder is None:
-        result = fo.simulate(SCAFFOLD, model, data, rounds, **setting)
+        result = fo.simulate(SCAFFOLD, federation, rounds, **setting)
         return numbers((result.history["cohort"], result.state.server, result.state.clients))
     with (
         fo.Checkpoints(folder / "checkpoints") as checkpoints,
         fo.ClientStore(folder / "store") as store,
     ):
         result = fo.simulate(
-            SCAFFOLD, model, data, rounds, checkpoints=checkpoints, client_state=store, **setting
+            SCAFFOLD, federation, rounds, checkpoints=checkpoints, client_state=store, **setting
         )
         clients = store.rows(np.arange(7)).states
     return numbers((result.history["cohort"], result.state.server, clients))
@@ -62,14 +61,14 @@ def keep(name, strategy, rounds, folder=None):
 
 def go_back(strategy, folder):
     """A run whose step is far too large, and which goes back to its checkpoints until it is not."""
+    algorithm = fo.scheduled(lambda rate: fo.scaffold(fo.optimizers.sgd(rate)), 4.0)
     with (
         fo.Checkpoints(folder / "checkpoints") as checkpoints,
         fo.ClientStore(folder / "store") as store,
     ):
         result = fo.simulate(
-            lambda rate: fo.scaffold(fo.optimizers.sgd(rate)), problems.MODEL, DATA, 6,
-            learning_rate=4.0, cohort_size=5, batch_size=4, local_steps=2, evaluate_every=2,
-            strategy=strategy, checkpoints=checkpoints, client_state=store,
+            algorithm, BASE.replace(local_steps=2), 6, evaluate_every=2, strategy=strategy,
+            checkpoints=checkpoints, client_state=store,
             rollback=fo.Rollback(factor=3.0, limit=20), progress=False,
         )  # fmt: skip
         clients = store.rows(np.arange(7)).states
@@ -87,14 +86,14 @@ def messages():
         del key
         return sum(jax.numpy.sum(x**2) for x in variables.params.values()) / 2, fo.Aux()
 
-    model, start = fo.Model(lambda key, batch: None, loss), fo.init_state(algorithm, parts, 8)
+    model, start = fo.Model(lambda key, batch: None, loss), fo.first_state(algorithm, parts, 8)
     start = fo.place(start)
+    federation = fo.Federation(model, data, cohort=8, local_steps=2, batch_size=1)
 
     def some_rounds(state):
         return fo.run_rounds(
-            algorithm, model, data, state, 3, cohort_size=8, batch_size=1, local_steps=2,
-            strategy=fo.Strategy("sharded", mesh=mesh),
-        )  # fmt: skip
+            algorithm, federation, state, 3, strategy=fo.Strategy("sharded", mesh=mesh)
+        )
 
     text = jax.jit(some_rounds).lower(start).compile().as_text()
     kinds = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")

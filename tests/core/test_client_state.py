@@ -18,10 +18,7 @@ N = 30
 DATA = problems.ragged(np.random.default_rng(3).integers(1, 12, N))
 EVERYBODY = np.arange(N)
 SCAFFOLD = fo.scaffold(opt.sgd(0.02))
-SETTING = {
-    "cohort_size": 4, "batch_size": 4, "local_epochs": 1, "evaluate_every": 3, "strategy": "scan",
-    "progress": False,
-}  # fmt: skip
+SETTING = {"evaluate_every": 3, "strategy": "scan", "progress": False}
 
 
 def _init(key, batch):
@@ -37,6 +34,7 @@ def _loss(variables, batch, key):
 
 # A model with a part to keep at home, and with features.
 MODEL = fo.Model(_init, _loss)
+BASE = fo.Federation(MODEL, DATA, cohort=4, local_steps=fo.epochs(1), batch_size=4)
 ALGORITHMS = {
     "scaffold, option 1": fo.scaffold(opt.sgd(0.02), 1),
     "feddyn": fo.feddyn(opt.sgd(0.02), 0.1),
@@ -46,11 +44,9 @@ ALGORITHMS = {
 }
 
 
-def play(rounds=11, algorithm=SCAFFOLD, model=MODEL, data=DATA, **options):
-    setting = SETTING | options
-    if "sampler" in setting:
-        del setting["cohort_size"]
-    return fo.simulate(algorithm, model, data, rounds, **setting)
+def play(rounds=11, algorithm=SCAFFOLD, **options):
+    federation, options = problems.changed(BASE, options)
+    return fo.simulate(algorithm, federation, rounds, **SETTING | options)
 
 
 def assert_same_run(device, result, store):
@@ -85,7 +81,7 @@ def test_the_algorithm_does_not_notice(tmp_path, name):
 )
 def test_whoever_takes_part(sampler):
     store = fo.ClientStore()
-    device, result = (play(sampler=sampler, client_state=s) for s in (None, store))
+    device, result = (play(cohort=sampler, client_state=s) for s in (None, store))
     assert_same_run(device, result, store)
 
 
@@ -94,7 +90,7 @@ def test_clients_of_a_model_that_devices_share(tmp_path):
     devices = np.array(jax.devices()[:4]).reshape(2, 2)
     mesh = jax.sharding.Mesh(devices, ("clients", "model"))
     store = fo.ClientStore(tmp_path / "store")
-    options = {"model": test_model_axis.MODEL, "data": test_model_axis.data(), "cohort_size": 2}
+    options = {"model": test_model_axis.MODEL, "clients": test_model_axis.data(), "cohort": 2}
     options |= {"strategy": fo.Strategy("sharded", mesh=mesh)}
     device, result = (play(8, client_state=s, **options) for s in (None, store))
     problems.assert_identical(device.state._replace(clients=()), result.state)
@@ -140,7 +136,7 @@ def test_a_store_takes_over_what_was_on_the_device(whole):
 
 def test_examples_may_be_elsewhere_too(tmp_path, whole):
     store, stored = fo.ClientStore(tmp_path / "store"), fo.data.store(DATA, tmp_path / "data")
-    assert_same_run(whole, play(data=stored, client_state=store), store)
+    assert_same_run(whole, play(clients=stored, client_state=store), store)
 
 
 def interrupted(tmp_path, **options):
@@ -286,6 +282,5 @@ def test_wrong_arguments():
     with pytest.raises(ValueError, match="client_state must be a ClientStore or None, got 'here'"):
         play(client_state="here")
     lost = play(2).state._replace(clients=())
-    options = {k: v for k, v in SETTING.items() if k not in ("evaluate_every", "progress")}
     with pytest.raises(ValueError, match=r"state\.clients must have the tree structure"):
-        fo.run_rounds(SCAFFOLD, MODEL, DATA, lost, 2, **options)
+        fo.run_rounds(SCAFFOLD, BASE, lost, 2, strategy="scan")

@@ -12,6 +12,7 @@ from fedjax_opt.training import chunks
 from tests.core.problems import MODEL, assert_close, ragged
 
 SIZES = np.random.default_rng(3).integers(1, 30, 40)
+EPOCH = fo.epochs(1)
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +35,12 @@ def streams(monkeypatch):
     return made
 
 
-def play(data, strategy, **changes):
-    settings = {"cohort_size": 6, "local_epochs": 1} | changes
+def play(clients, strategy, local_steps=EPOCH):
+    federation = fo.Federation(MODEL, clients, cohort=6, local_steps=local_steps, batch_size=4)
+    algorithm = fo.scaffold(fo.optimizers.sgd(0.02))
     return fo.simulate(
-        fo.scaffold(fo.optimizers.sgd(0.02)), MODEL, data, 5, batch_size=4, evaluate_every=2,
-        progress=False, strategy=strategy, **settings,
-    )  # fmt: skip
+        algorithm, federation, 5, evaluate_every=2, progress=False, strategy=strategy
+    )
 
 
 def test_a_run_whose_devices_read_their_own_is_the_run(both, streams):
@@ -59,8 +60,8 @@ def test_a_run_whose_devices_read_their_own_is_the_run(both, streams):
 
 def test_a_number_of_steps_for_each_client_is_foreseen(both, streams):
     data, stored = both
-    steps = {"local_epochs": None, "local_steps": np.arange(40, dtype=np.int32) % 7 + 1}
-    expected, found = play(data, "scan", **steps), play(stored, "sharded", **steps)
+    steps = np.arange(40, dtype=np.int32) % 7 + 1
+    expected, found = play(data, "scan", steps), play(stored, "sharded", steps)
     assert_close(found.state, expected.state, 1e-10)
     assert len(streams) == 1
 

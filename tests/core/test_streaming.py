@@ -10,7 +10,7 @@ from fedjax_opt.training import chunks
 from tests.core.problems import MODEL, counted, ragged
 
 SIZES = np.random.default_rng(3).integers(1, 30, 40)
-SETTING = dict(batch_size=4, local_epochs=1, evaluate_every=3, progress=False, strategy="scan")
+SETTING = {"evaluate_every": 3, "progress": False, "strategy": "scan"}
 
 
 def scaffold():
@@ -21,6 +21,13 @@ def scaffold():
 def both(tmp_path_factory):
     data = ragged(SIZES)
     return data, fo.data.store(data, tmp_path_factory.mktemp("streaming") / "clients")
+
+
+def simulate(clients, rounds, cohort=5, model=MODEL, algorithm=None, **options):
+    federation = fo.Federation(
+        model, clients, cohort=cohort, local_steps=fo.epochs(1), batch_size=4
+    )
+    return fo.simulate(algorithm or scaffold(), federation, rounds, **SETTING | options)
 
 
 def reader(stored, sampler, key, chunk):
@@ -46,19 +53,16 @@ def assert_same(a, b):
 )
 def test_a_streamed_run_is_the_run(both, sampler):
     data, stored = both
-    plain, streamed = (
-        fo.simulate(scaffold(), MODEL, which, 10, sampler=sampler, **SETTING)
-        for which in (data, stored)
-    )
+    plain, streamed = (simulate(which, 10, sampler) for which in (data, stored))
     assert_same(plain.history, streamed.history)
     assert_same(plain.state._replace(key=()), streamed.state._replace(key=()))
 
 
 def test_a_resumed_stream_reads_from_where_it_is(both):
     data, stored = both
-    whole = fo.simulate(scaffold(), MODEL, data, 10, cohort_size=5, **SETTING)
-    half = fo.simulate(scaffold(), MODEL, stored, 4, cohort_size=5, **SETTING)
-    rest = fo.simulate(scaffold(), MODEL, stored, 10, cohort_size=5, state=half.state, **SETTING)
+    whole = simulate(data, 10)
+    half = simulate(stored, 4)
+    rest = simulate(stored, 10, state=half.state)
     assert_same(whole.state.server, rest.state.server)
 
 
@@ -99,9 +103,9 @@ def test_equal_clients_compile_once(tmp_path):
     """Chunks meet some clients twice, and differ in what they need; there is room for all of them."""
     model, traces = counted()
     stored = fo.data.store(ragged([4] * 30), tmp_path / "equal")
-    fo.simulate(scaffold(), model, stored, 2, cohort_size=4, **{**SETTING, "evaluate_every": 2})
+    simulate(stored, 2, 4, model, evaluate_every=2)
     compiled = len(traces)
-    fo.simulate(scaffold(), model, stored, 20, cohort_size=4, **{**SETTING, "evaluate_every": 2})
+    simulate(stored, 20, 4, model, evaluate_every=2)
     assert len(traces) - compiled <= 1  # the initial variables
 
 
@@ -118,15 +122,13 @@ def test_examples_have_the_precision_that_the_caller_has_set(both):
 
 def test_what_needs_all_examples_is_refused(both):
     _, stored = both
-    with pytest.raises(ValueError, match=r"momentum_deviation.*memory-mapped"):
-        fo.simulate(
-            fo.fedcm(fo.optimizers.sgd(0.1), 0.1), MODEL, stored, 2, cohort_size=2,
-            diagnostics=["momentum_deviation"], **SETTING,
-        )  # fmt: skip
+    with pytest.raises(ValueError, match=r"momentum_deviation.*in files"):
+        algorithm = fo.fedcm(fo.optimizers.sgd(0.1), 0.1)
+        simulate(stored, 2, 2, algorithm=algorithm, diagnostics=["momentum_deviation"])
 
 
 def test_an_error_while_reading_reaches_the_caller(both):
     _, stored = both
     broken = fo.ClientData(stored.examples, stored.offsets + stored.num_examples, stored.sizes)
     with pytest.raises(ValueError):
-        fo.simulate(scaffold(), MODEL, broken, 2, cohort_size=2, **SETTING)
+        simulate(broken, 2, 2)
