@@ -13,7 +13,6 @@ from tests.core import problems, test_model_axis
 
 SCAFFOLD = fo.scaffold(fo.optimizers.sgd(0.1), option=1)
 DATA = problems.ragged([5, 8, 3, 12, 7, 4, 9])
-BASE = fo.Federation(problems.MODEL, DATA, cohort=5, local_steps=fo.epochs(2), batch_size=4)
 # Runs with a store: a small model that every device holds, and one that two processes share.
 KEPT = {
     "small": (problems.MODEL, DATA),
@@ -21,16 +20,24 @@ KEPT = {
 }
 
 
+def base(**changes):
+    """What most runs learn on; made in the processes that have joined, since it has arrays."""
+    federation = fo.Federation(
+        problems.MODEL, DATA, cohort=5, local_steps=fo.epochs(2), batch_size=4
+    )
+    return federation.replace(**changes)
+
+
 def play(strategy, data=DATA, checkpoints=None):
     """Rounds by `run_rounds`, and a simulated run with evaluations, as plain numbers."""
-    run = fo.run_rounds(SCAFFOLD, BASE, problems.start(SCAFFOLD, 7), 3, strategy=strategy)
+    run = fo.run_rounds(SCAFFOLD, base(), problems.start(SCAFFOLD, 7), 3, strategy=strategy)
     rounds = numbers((run.state.server, run.state.clients, run.history))
     return rounds + simulate(strategy, 4, data, checkpoints)
 
 
 def simulate(strategy, rounds, data=DATA, checkpoints=None):
     """A simulated run with evaluations, as plain numbers."""
-    federation = BASE.replace(clients=data, test=DATA.examples, client_test=DATA)
+    federation = base(clients=data, test=DATA.examples, client_test=DATA)
     result = fo.simulate(
         SCAFFOLD, federation, rounds, state=problems.start(SCAFFOLD, 7), evaluate_every=2,
         strategy=strategy, checkpoints=checkpoints,
@@ -67,7 +74,7 @@ def go_back(strategy, folder):
         fo.ClientStore(folder / "store") as store,
     ):
         result = fo.simulate(
-            algorithm, BASE.replace(local_steps=2), 6, evaluate_every=2, strategy=strategy,
+            algorithm, base(local_steps=2), 6, evaluate_every=2, strategy=strategy,
             checkpoints=checkpoints, client_state=store,
             rollback=fo.Rollback(factor=3.0, limit=20), progress=False,
         )  # fmt: skip
