@@ -4,8 +4,8 @@
     python benchmarks/compare_checkouts.py ../before . --algorithms fedavg,scaffold-1 --strategies vmap
 
 Every algorithm of the shared matrix is run for 20 rounds in float64 with each strategy, and a few that
-are not in it with one of them, on 7 clients in cohorts of 5: 'sharded' divides them over 2 devices. There
-are four problems, and an algorithm meets another one with each strategy (`--all-problems`: all of them):
+are not in it with one of them, on 7 clients in cohorts of 5: 'sharded' divides them over 2 devices. An
+algorithm meets another of the four problems with each strategy (`--all-problems`: all of them):
 
     steady      quadratics, batches with replacement, K = 3 compiled in
     shuffled    an MLP, shuffled epochs over clients of different sizes, K = 3 as a number
@@ -14,7 +14,7 @@ are four problems, and an algorithm meets another one with each strategy (`--all
 
 The minibatches are seen in a metric: the mean of a random number that each example carries. Each
 checkout runs in a process of its own. What only one of them has is named and not compared. Nearly all
-of the time is compiling: with JAX_COMPILATION_CACHE_DIR set, a checkout that was compared before is fast.
+of the time is compiling: with JAX_COMPILATION_CACHE_DIR set, it is needed once for each checkout.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def others_of(fo: Any) -> dict[str, Any]:
             fo.fedavg(opt.sgd(lr)), codecs.random_k(0.5), error_feedback=True
         ),
         "clipped-scaffold": lambda lr: fo.clipped(fo.scaffold(opt.sgd(lr)), 0.5),
-        "private-fedavg": lambda lr: fo.private(fo.fedavg(opt.sgd(lr)), "b"),
+        "private-fedavg": lambda lr: fo.private(fo.fedavg(opt.sgd(lr)), "params/b"),
         "median-fedavg": lambda lr: fo.aggregated(fo.fedavg(opt.sgd(lr)), wrap.coordinate_median()),
         "decayed-mime": lambda lr: fo.weight_decay(fo.mime(opt.sgdm(lr, 0.5)), 0.01),
     }
