@@ -71,67 +71,6 @@ def test_auto_on_an_accelerator_waits_for_the_shapes(monkeypatch):
     assert strategies.resolve("auto").name == "auto"
 
 
-def test_candidates_go_from_the_fastest_to_the_smallest():
-    options = strategies.candidates(cohort_size=10, num_devices=1)
-    assert [option.name for option in options] == ["vmap", "chunked", "chunked", "scan"]
-    assert [option.size for option in options[1:3]] == [5, 2]
-    assert [option.name for option in strategies.candidates(1, 1)] == ["vmap", "scan"]
-    several = strategies.candidates(cohort_size=10, num_devices=4)
-    assert [(option.name, option.inner) for option in several] == [
-        ("sharded", "vmap"),
-        ("sharded", "scan"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("available", "name", "size"),
-    [
-        (float("inf"), "vmap", None),
-        (1250, "vmap", None),  # 1000 bytes are just within four fifths of it
-        (1249, "chunked", 5),
-        (500, "chunked", 2),
-        (249, "scan", None),
-        (0, "scan", None),
-    ],
-)
-def test_the_first_strategy_that_fits_is_taken(available, name, size):
-    per_client = 100
-    asked = []
-
-    def temporary_bytes(option):
-        asked.append(option.name)
-        return per_client * {"vmap": 10, "scan": 1}.get(option.name, option.size)
-
-    chosen = strategies.fit_memory(strategies.candidates(10, 1), temporary_bytes, available)
-    assert chosen.name == name
-    assert size is None or chosen.size == size
-    assert "scan" not in asked, "the last resort need not be compiled to be chosen"
-
-
-def test_settle_asks_the_compiled_program(monkeypatch):
-    """An accelerator of 1000 free bytes, and programs that need 300 bytes per client at once."""
-
-    class Device:
-        def memory_stats(self):
-            return {"bytes_limit": 3000, "bytes_in_use": 2000}
-
-    class Program:
-        def __init__(self, option):
-            self.temp_size_in_bytes = 300 * {"vmap": 8, "scan": 1}.get(option.name, option.size)
-
-        def compile(self):
-            return self
-
-        def memory_analysis(self):
-            return self
-
-    monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
-    monkeypatch.setattr(jax, "device_count", lambda: 1)
-    chosen = strategies.settle(fo.Strategy("auto"), 8, Program)
-    assert (chosen.name, chosen.size) == ("chunked", 2)
-    assert strategies.settle(fo.Strategy("vmap"), 8, None) == fo.Strategy("vmap")
-
-
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
