@@ -119,7 +119,8 @@ def fit(options: list[Plan], needed_bytes: Callable[[Plan], int], free: float | 
         return options[0]
     if free is None:
         statistics = jax.local_devices()[0].memory_stats() or {}
-        free = float(statistics.get("bytes_limit", "inf")) - statistics.get("bytes_in_use", 0)
+        limit, used = statistics.get("bytes_limit"), statistics.get("bytes_in_use", 0)
+        free = float("inf") if limit is None else float(limit - used)
     return memory.first_that_fits(options, needed_bytes, free)
 
 

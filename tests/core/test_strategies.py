@@ -20,10 +20,11 @@ def mesh(count):
 
 def run(strategy):
     """Three rounds of SCAFFOLD with a full-batch probe, five of seven clients in each."""
-    return fo.run_rounds(
-        SCAFFOLD, problems.MODEL, DATA, problems.start(SCAFFOLD, 7), 3, cohort_size=5,
-        batch_size=4, local_epochs=2, strategy=strategy,
-    )  # fmt: skip
+    federation = fo.Federation(
+        problems.MODEL, DATA, cohort=5, local_steps=fo.epochs(2), batch_size=4
+    )
+    state = problems.start(SCAFFOLD, 7)
+    return fo.run_rounds(SCAFFOLD, federation, state, 3, strategy=strategy)
 
 
 @pytest.fixture(scope="module")
