@@ -92,7 +92,7 @@ def test_auto_on_an_accelerator_waits_for_the_shapes(monkeypatch):
 )
 def test_wrong_strategies_are_refused(strategy, message):
     with pytest.raises(ValueError, match=message):
-        fo.make_round(SCAFFOLD, problems.MODEL, strategy)
+        fo.make_round(SCAFFOLD, problems.MODEL, strategy=strategy)
 
 
 @pytest.mark.parametrize("limit", [1, 100, 10**6], ids=["row by row", "a few", "all"])
