@@ -201,7 +201,12 @@ def work(cases: list[str], output: Path) -> None:
         start = time.perf_counter()
         name, strategy_name, problem_name = case.split("|")
         strategy = fo.Strategy(strategy_name, size=2)
-        run = played(fo, makers[name](0.04), problems[problem_name], strategy)
+        try:
+            algorithm = makers[name](0.04)
+        except AttributeError as error:  # an algorithm that this checkout does not have
+            print(f"{case}: {error}", file=sys.stderr)
+            continue
+        run = played(fo, algorithm, problems[problem_name], strategy)
         found |= {f"{case}|{key}": value for key, value in numbers_of(run).items()}
         seconds = time.perf_counter() - start
         print(f"{i}/{len(cases)} {case} {seconds:.1f} s", file=sys.stderr, flush=True)
@@ -314,7 +319,9 @@ def report(before: dict, after: dict, tolerance: float) -> int:
     """Prints the largest differences, one row a case; 1 if one of them is above the tolerance."""
     differ, alone = [], set()
     print(f"{'algorithm':20} {'strategy':9} {'problem':11} {'largest':>8}  where")
-    for case in before:
+    for case in sorted(before.keys() ^ after.keys()):
+        print(f"{case}: in {'the first' if case in before else 'the second'} only")
+    for case in [case for case in before if case in after]:
         found = compare(before[case], after[case])
         alone |= {name for name in before[case].keys() ^ after[case].keys()}
         where = max(found, key=lambda name: found[name])
