@@ -60,7 +60,7 @@ def make(parts: Parts, first: First) -> None:
         for part in made:
             folder = store_parts.part_folder(first.directory, part, parts.count)
             made[part] = DiskShelf(folder, (part, parts.count))
-    distributed.from_each(None)  # nobody goes on before all parts are there
+    distributed.barrier()  # nobody goes on before all parts are there
     parts.add(made, start)
 
 

@@ -214,7 +214,7 @@ class FromStore:
     def flush_all(self) -> None:
         """Waits until the rows of the last chunk are in the store, those of all processes."""
         self.flush()
-        distributed.from_each(None)
+        distributed.barrier()
 
     def close(self) -> None:
         """Ends the thread, after what it is writing."""
