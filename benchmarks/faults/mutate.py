@@ -27,18 +27,22 @@ import fedjax_opt as fo
 from fedjax_opt.experiments import rundir
 
 BATCH = 100
-HISTORY = {"rounds": {"loss": np.linspace(3.0, 1.0, 40)}, "evaluations": {}}
+HISTORY = {
+    "rounds": {"loss": np.linspace(3.0, 1.0, 40)}, "evaluations": {}, "memory": np.arange(3.0) / 7,
+}  # fmt: skip
 
 
 def _state(seed):
     algorithm = fo.scaffold(fo.optimizers.sgd(0.1))
     params = {"w": jnp.linspace(0.0, 1.0, 60).reshape(6, 10) + seed, "b": jnp.ones(10)}
-    return fo.init_state(algorithm, params, 7, seed)._replace(round=jnp.int32(20))
+    return fo.first_state(algorithm, params, 7, seed)._replace(round=jnp.int32(20))
 
 
 def write_checkpoint(home):
-    """A checkpoint of a state of 7 clients."""
-    with fo.Checkpoints(home) as checkpoints:
+    """A checkpoint of a state of 7 clients, with two files of history."""
+    half = HISTORY | {"rounds": {"loss": HISTORY["rounds"]["loss"][:15]}}
+    with fo.Checkpoints(home, keep=1) as checkpoints:
+        checkpoints.save(_state(1)._replace(round=jnp.int32(10)), half)
         checkpoints.save(_state(3), HISTORY, metrics={"loss": 1.0})
 
 
@@ -47,7 +51,7 @@ def read_checkpoint(home):
     with fo.Checkpoints(home) as checkpoints:
         state, history = checkpoints.restore(_state(0), round=20)
     leaves = jax.tree.leaves(state._replace(key=jax.random.key_data(state.key)))
-    return [np.asarray(leaf) for leaf in leaves] + [history["rounds"]["loss"]]
+    return [np.asarray(leaf) for leaf in leaves] + [history["rounds"]["loss"], history["memory"]]
 
 
 def write_clients(home):
@@ -85,9 +89,9 @@ def read_run(home):
 
 
 KINDS = {
-    "checkpoints": (write_checkpoint, read_checkpoint, "20"),
-    "clients": (write_clients, read_clients, ""),
-    "runs": (write_run, read_run, ""),
+    "checkpoints": (write_checkpoint, read_checkpoint),
+    "clients": (write_clients, read_clients),
+    "runs": (write_run, read_run),
 }
 
 
@@ -147,11 +151,11 @@ def same(found, expected):
 
 def attempt(kind, original, expected, home, seed):
     """One mutation: 'refused', 'harmless', or what went wrong."""
-    _, read, inner = KINDS[kind]
+    _, read = KINDS[kind]
     folder = home / "mutated"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(original, folder)
-    what = mutate(folder / inner, random.Random(seed))
+    what = mutate(folder, random.Random(seed))
     try:
         found = read(folder)
     except ValueError as error:
@@ -166,7 +170,7 @@ def try_all(kind, seeds):
     outcomes = collections.Counter()
     with tempfile.TemporaryDirectory() as home:
         home = pathlib.Path(home)
-        write, read, _ = KINDS[kind]
+        write, read = KINDS[kind]
         write(home / "original")
         expected = read(home / "original")
         for seed in seeds:

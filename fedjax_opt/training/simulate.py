@@ -24,7 +24,7 @@ from fedjax_opt.execution.strategies import Strategy, place, resolve
 from fedjax_opt.storage.client_store import ClientStore
 from fedjax_opt.training import client_tables
 from fedjax_opt.training.callbacks import Callback, Event
-from fedjax_opt.training.checkpoint import Checkpoints
+from fedjax_opt.training.checkpoints import Checkpoints
 from fedjax_opt.training.debugging import Debugger
 from fedjax_opt.training.good_states import Copies
 from fedjax_opt.training.keeping import Keeper, OnDisk
