@@ -23,7 +23,6 @@ import numpy as np
 import worker
 
 import fedjax_opt as fo
-from fedjax_opt.training.checkpoint_files import numbers, verify
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["worker"])
@@ -83,14 +82,11 @@ class Worker:
         return "writing" if left else "not writing"
 
 
-def states(directory, known=frozenset()):
-    """The bits of the checkpoints in a directory, by round; those that are `known` are verified only."""
+def states(directory):
+    """The bits of the checkpoints in a directory, by round."""
     found, like = {}, worker.template()
     with fo.Checkpoints(directory) as checkpoints:
         for number in checkpoints.rounds:
-            if number in known:
-                verify(directory, number)
-                continue
             state, history = checkpoints.restore(like, round=number)
             result = fo.Result(state, history["rounds"], history["evaluations"], 0.0, "")
             found[number] = worker.arrays(result)
@@ -109,7 +105,7 @@ def identical(left, right):
 
 def play_and_kill(directory, kills, rounds, generator, reference, **options):
     """One run that is killed some times; where it was hit each time, and what was there then."""
-    hits, known = [], set()
+    hits = []
     while len(hits) < kills:
         process = Worker(directory, rounds, **options)
         if generator.random() > 0.1:  # else it may be hit before it plays, or while it resumes
@@ -119,10 +115,9 @@ def play_and_kill(directory, kills, rounds, generator, reference, **options):
             hit = process.kill(generator.uniform(0, 5))
         if hit is None:
             break
-        for number, arrays in states(directory, known).items():
+        there = states(directory)
+        for number, arrays in there.items():
             assert identical(arrays, reference.states[number]), f"round {number} is another one"
-            known.add(number)
-        there = numbers(directory)
         hits.append({"hit": hit, "newest": max(there, default=0), "verified": len(there)})
         print(f"killed {hit}; newest: round {hits[-1]['newest']}", flush=True)
     result = Worker(directory, rounds, **options).finish()

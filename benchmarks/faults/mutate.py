@@ -27,7 +27,9 @@ import fedjax_opt as fo
 from fedjax_opt.experiments import rundir
 
 BATCH = 100
-HISTORY = {"rounds": {"loss": np.linspace(3.0, 1.0, 40)}, "evaluations": {}}
+HISTORY = {
+    "rounds": {"loss": np.linspace(3.0, 1.0, 40)}, "evaluations": {}, "memory": np.arange(3.0) / 7,
+}  # fmt: skip
 
 
 def _state(seed):
@@ -37,8 +39,10 @@ def _state(seed):
 
 
 def write_checkpoint(home):
-    """A checkpoint of a state of 7 clients."""
-    with fo.Checkpoints(home) as checkpoints:
+    """A checkpoint of a state of 7 clients, with two files of history."""
+    half = HISTORY | {"rounds": {"loss": HISTORY["rounds"]["loss"][:15]}}
+    with fo.Checkpoints(home, keep=1) as checkpoints:
+        checkpoints.save(_state(1)._replace(round=jnp.int32(10)), half)
         checkpoints.save(_state(3), HISTORY, metrics={"loss": 1.0})
 
 
@@ -47,7 +51,7 @@ def read_checkpoint(home):
     with fo.Checkpoints(home) as checkpoints:
         state, history = checkpoints.restore(_state(0), round=20)
     leaves = jax.tree.leaves(state._replace(key=jax.random.key_data(state.key)))
-    return [np.asarray(leaf) for leaf in leaves] + [history["rounds"]["loss"]]
+    return [np.asarray(leaf) for leaf in leaves] + [history["rounds"]["loss"], history["memory"]]
 
 
 def write_clients(home):
@@ -115,10 +119,10 @@ def read_states(home):
 
 
 KINDS = {
-    "checkpoints": (write_checkpoint, read_checkpoint, "20"),
-    "states": (write_states, read_states, ""),
-    "clients": (write_clients, read_clients, ""),
-    "runs": (write_run, read_run, ""),
+    "checkpoints": (write_checkpoint, read_checkpoint),
+    "states": (write_states, read_states),
+    "clients": (write_clients, read_clients),
+    "runs": (write_run, read_run),
 }
 
 
@@ -180,11 +184,11 @@ def same(found, expected):
 
 def attempt(kind, original, expected, home, seed):
     """One mutation: 'refused', 'harmless', or what went wrong."""
-    _, read, inner = KINDS[kind]
+    _, read = KINDS[kind]
     folder = home / "mutated"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(original, folder)
-    what = mutate(folder / inner, random.Random(seed))
+    what = mutate(folder, random.Random(seed))
     try:
         found = read(folder)
     except ValueError as error:
@@ -199,7 +203,7 @@ def try_all(kind, seeds):
     outcomes = collections.Counter()
     with tempfile.TemporaryDirectory() as home:
         home = pathlib.Path(home)
-        write, read, _ = KINDS[kind]
+        write, read = KINDS[kind]
         write(home / "original")
         # Of a copy: reading may go back in time.
         expected = read(shutil.copytree(home / "original", home / "whole"))

@@ -20,15 +20,18 @@ from fedjax_opt.training.log import Log
 CLIENTS, CHUNK = 20, 3
 
 
-def problem():
-    """The arguments of the run."""
+def problem(local_steps):
+    """What the run learns on."""
     train, test = (
         dict(examples, x=examples["x"].astype(jnp.result_type(float)))  # float64, if that is on
         for examples in fo.data.load_digits()
     )
     owners = fo.data.dirichlet(train["y"], num_clients=CLIENTS, alpha=0.5)
     data = fo.ClientData.from_arrays(train, owners)
-    return fo.models.mlp([32], num_classes=10), data, test
+    return fo.Federation(
+        fo.models.mlp([32], num_classes=10), data, cohort=5, batch_size=16,
+        local_steps=local_steps, test=test,
+    )  # fmt: skip
 
 
 def method(steps=300):
@@ -39,13 +42,7 @@ def method(steps=300):
 def template():
     """A state like the run's own."""
     algorithm, steps = method()
-    return fo.init_state(algorithm, federation(steps))
-
-
-def federation(steps):
-    """What the run learns on."""
-    model, data, test = problem()
-    return fo.Federation(model, data, cohort=5, local_steps=steps, batch_size=16, test=test)
+    return fo.init_state(algorithm, problem(steps))
 
 
 def play(directory, rounds, strategy, keep, steps):
@@ -53,7 +50,7 @@ def play(directory, rounds, strategy, keep, steps):
     algorithm, steps = method(steps)
     with fo.Checkpoints(directory, keep=keep, keep_every=30, best_metric="loss") as checkpoints:
         return fo.simulate(
-            algorithm, federation(steps), rounds, strategy=strategy, evaluate_every=CHUNK,
+            algorithm, problem(steps), rounds, strategy=strategy, evaluate_every=CHUNK,
             checkpoints=checkpoints, progress=False,
         )  # fmt: skip
 

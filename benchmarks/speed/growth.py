@@ -56,25 +56,13 @@ def federation(task: common.Task, population: int, ids: bool = False) -> fo.Clie
 def contestant(task, data, ids=False, rounds=1, strategy="sharded", calls=1):
     """A function that plays rounds and returns the seconds of each; compiled, and warm."""
     algorithm = fo.fedavg(fo.optimizers.sgd(task.learning_rate))
-    model, state = ours.first_state(task, algorithm, data.num_clients, ids)
-    data, state = fo.place(data, strategy), fo.place(state, strategy)
+    model, first = ours.first_variables(task, ids)
+    state, play = ours.start(task, algorithm, model, fo.place(data, strategy), first, strategy)
 
     def run() -> float:
         start = time.perf_counter()
         for _ in range(calls):
-            result = fo.run_rounds(
-                algorithm,
-                fo.Federation(
-                    model,
-                    data,
-                    cohort=task.clients,
-                    local_steps=task.local_steps,
-                    batch_size=task.batch,
-                ),
-                state,
-                rounds,
-                strategy=strategy,
-            )
+            result = play(state, rounds)
             jax.block_until_ready(result.state)
         return (time.perf_counter() - start) / (rounds * calls)
 

@@ -63,8 +63,8 @@ def from_ours(params) -> common.Params:
     }
 
 
-def first_state(task: common.Task, algorithm: fo.Algorithm, clients: int, ids: bool = False):
-    """The state before the first round; the model must have the shapes it would make itself."""
+def first_variables(task: common.Task, ids: bool = False):
+    """The model, and the variables before the first round, of the shapes that it would make itself."""
     model = model_of(task, ids)
     example = {
         name: value[: task.batch] for name, value in common.client_data(task, ids)[0].items()
@@ -74,4 +74,26 @@ def first_state(task: common.Task, algorithm: fo.Algorithm, clients: int, ids: b
     variables = wanted._replace(params=params)
     if jax.tree.map(jnp.shape, wanted.params) != jax.tree.map(jnp.shape, params):
         raise ValueError("the shared parameters do not fit the library's model")
-    return model, fo.place(fo.first_state(algorithm, variables, clients, key=jax.random.key(1)))
+    return model, variables
+
+
+def start(
+    task: common.Task, algorithm: fo.Algorithm, model: fo.Model, data: fo.ClientData, first,
+    strategy: str = "sharded",
+):  # fmt: skip
+    """The first state, and a function (state, rounds) -> Run.
+
+    The only place that knows the library's API from the one before, for `before_after.py`.
+    """
+    settings = {"batch_size": task.batch, "local_steps": task.local_steps}
+    if hasattr(fo, "Federation"):
+        state = fo.first_state(algorithm, first, data.num_clients, 1)
+        federation = fo.Federation(model, data, cohort=task.clients, **settings)
+        return fo.place(state, strategy), lambda state, rounds: fo.run_rounds(
+            algorithm, federation, state, rounds, strategy=strategy
+        )
+    state = fo.init_state(algorithm, first, data.num_clients, 1)
+    return fo.place(state, strategy), lambda state, rounds: fo.run_rounds(
+        algorithm, model, data, state, rounds, cohort_size=task.clients, strategy=strategy,
+        **settings,
+    )  # fmt: skip

@@ -48,15 +48,12 @@ PEERS = ("fedjax", "torch", "torch-processes")
 class Worker:
     """A contestant's process; see `common.serve` for what it answers."""
 
-    def __init__(self, name: str, python: str, task: str, rounds: int) -> None:
+    def __init__(self, name: str, command: list[str], checkout: Path | None = None) -> None:
         self.name = name
-        contestant = CONTESTANTS[name]
-        script = f"{HERE}/worker_{contestant.worker}.py"
-        command = [python, script, f"--task={task}", f"--rounds={rounds}", *contestant.options]
         env = dict(os.environ)
-        if contestant.worker == "ours":  # the library of this checkout
+        if checkout is not None:  # whose library it is to import
             env["PYTHONPATH"] = os.pathsep.join(
-                filter(None, [str(HERE.parents[1]), env.get("PYTHONPATH")])
+                filter(None, [str(checkout), env.get("PYTHONPATH")])
             )
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
@@ -77,6 +74,14 @@ class Worker:
 
     def quit(self) -> None:
         self.process.communicate("quit\n")
+
+
+def started(name: str, python: str, task: str, rounds: int) -> Worker:
+    """A contestant's worker; ours imports the library of this checkout."""
+    contestant = CONTESTANTS[name]
+    script = f"{HERE}/worker_{contestant.worker}.py"
+    command = [python, script, f"--task={task}", f"--rounds={rounds}", *contestant.options]
+    return Worker(name, command, HERE.parents[1] if contestant.worker == "ours" else None)
 
 
 def interpreter(environment: str, base: str) -> str:
@@ -136,7 +141,7 @@ def summary(worker: Worker, rounds: int) -> dict:
 
 def run_task(name: str, task: Task, pythons: dict[str, str], repeats: int, rounds: int) -> dict:
     workers = {
-        c: Worker(c, python, name, rounds)
+        c: started(c, python, name, rounds)
         for c, python in pythons.items()
         if name in CONTESTANTS[c].tasks
     }

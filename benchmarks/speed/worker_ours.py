@@ -22,7 +22,8 @@ def setup():
     clients = common.client_data(task)  # to evaluate
     data = fo.place(fo.ClientData.from_list(common.client_data(task, args.ids)))
     algorithm = fo.fedavg(fo.optimizers.sgd(task.learning_rate))
-    model, state = ours.first_state(task, algorithm, data.num_clients, args.ids)
+    model, first = ours.first_variables(task, args.ids)
+    state, play = ours.start(task, algorithm, model, data, first)
 
     def loss():
         return common.train_loss(task, ours.from_ours(state.variables.params), clients)
@@ -30,19 +31,7 @@ def setup():
     def run():
         nonlocal state
         start = time.perf_counter()
-        result = fo.run_rounds(
-            algorithm,
-            fo.Federation(
-                model,
-                data,
-                cohort=task.clients,
-                local_steps=task.local_steps,
-                batch_size=task.batch,
-            ),
-            state,
-            args.rounds,
-            strategy="sharded",
-        )
+        result = play(state, args.rounds)
         state = jax.block_until_ready(result.state)
         return {"seconds": time.perf_counter() - start, "loss": loss()}
 

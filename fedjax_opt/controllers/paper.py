@@ -24,7 +24,7 @@ class Schedule(NamedTuple):
 
 
 def paper_schedules(
-    initial_steps: Any, initial_rate: Any, *, window: int = 100, patience: Any = 10
+    initial_steps: Any, initial_rate: Any, *, window: int = 100, patience: Any = 10, every: int = 1
 ) -> dict[str, Schedule]:
     """The eight schedules of Table 3 by name: dSGD, fixed, and K or eta by rounds, error or step.
 
@@ -33,6 +33,7 @@ def paper_schedules(
       initial_rate: eta_0.
       window: s, over how many rounds the training error is averaged.
       patience: how many evaluations without a better validation loss make a plateau.
+      every: the rounds between these evaluations.
 
     Returns:
       A dict from a schedule's name to its two controllers.
@@ -51,8 +52,8 @@ def paper_schedules(
         "fixed": Schedule(steps, rate),
         "K-rounds": Schedule(steps_by_rounds(initial_steps), rate),
         "K-error": Schedule(steps_by_error(initial_steps, window), rate),
-        "K-step": Schedule(steps_on_plateau(initial_steps, patience=patience), rate),
+        "K-step": Schedule(steps_on_plateau(initial_steps, patience=patience, every=every), rate),
         "eta-rounds": Schedule(steps, rate_by_rounds(initial_rate)),
         "eta-error": Schedule(steps, rate_by_error(initial_rate, window)),
-        "eta-step": Schedule(steps, rate_on_plateau(initial_rate, patience=patience)),
+        "eta-step": Schedule(steps, rate_on_plateau(initial_rate, patience=patience, every=every)),
     }

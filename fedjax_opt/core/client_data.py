@@ -328,6 +328,11 @@ class Files(Hashable, Protocol):
         """The examples, memory-mapped."""
         ...
 
+    @property
+    def checksum(self) -> int:
+        """Of all that they hold, known without reading them."""
+        ...
+
 
 @struct("files", "known")
 class StoredClients(_Clients):

@@ -17,7 +17,7 @@ from fedjax_opt.core.state import FederatedState, check_state
 from fedjax_opt.engine import diagnostics as watching
 from fedjax_opt.engine.feeding import Feeding
 from fedjax_opt.engine.round import federated_round
-from fedjax_opt.execution import strategies
+from fedjax_opt.execution import memory, strategies
 from fedjax_opt.execution.strategies import Strategy
 
 
@@ -107,17 +107,17 @@ def make_round(
         feed = (batches, mask, probe_batches, probe_mask)
         inputs = _check(algorithm, state, cohort, feed, weights, num_steps)
 
-        def lower(option):
+        def compiled(option):
             abstract = jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)),
                 (algorithm, model, guard, state, *inputs),
             )
-            return _compiled.lower(*abstract, strategy=option, watch=watch)
+            return _compiled.lower(*abstract, strategy=option, watch=watch).compile()
 
         shapes = tuple((x.shape, x.dtype) for x in jax.tree.leaves((state.server, inputs)))
         if shapes not in settled:
             check_state(algorithm, state)
-            settled[shapes] = strategies.settle(strategy, len(inputs[0]), lower)
+            settled[shapes] = memory.fit(strategy, len(inputs[0]), compiled, inputs, state)
         return _compiled(
             algorithm, model, guard, state, *inputs, strategy=settled[shapes], watch=watch
         )

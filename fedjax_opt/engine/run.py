@@ -19,6 +19,7 @@ from fedjax_opt.engine.guard import before_work
 from fedjax_opt.engine.preparation import Prepared, prepare, refuse_stored
 from fedjax_opt.engine.round import federated_round, full_gradient
 from fedjax_opt.execution import balance, meshes, strategies
+from fedjax_opt.execution.memory import fit
 from fedjax_opt.execution.strategies import Strategy
 
 
@@ -253,14 +254,14 @@ def _local_steps(prepared, round_number, remembered, cohort, sizes):
 
 
 def settle_strategy(prepared: Prepared, state: FederatedState) -> Prepared:
-    """Settles 'auto' on an accelerator by what one compiled round needs."""
+    """Settles 'auto', and keeps a limit of memory, by what one compiled round needs."""
 
-    def lower(option: Strategy) -> Any:
+    def compiled(option: Strategy) -> jax.stages.Compiled:
         abstract = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)),
             (prepared.replace(strategy=option), state),
         )
-        return _scan_rounds.lower(*abstract, 1)
+        return _scan_rounds.lower(*abstract, 1).compile()
 
     size = prepared.federation.cohort.size
-    return prepared.replace(strategy=strategies.settle(prepared.strategy, size, lower))
+    return prepared.replace(strategy=fit(prepared.strategy, size, compiled, prepared, state))

@@ -34,7 +34,7 @@ def use_cpu_devices(count: int | None = None) -> int:
     """
     asked = os.environ.get("JAX_NUM_CPU_DEVICES", "")
     if count is None:
-        count = int(asked) if asked.isdecimal() else len(os.sched_getaffinity(0))
+        count = int(asked) if asked.isdecimal() else _usable_cores()
     checks.integer("count", count, low=1)
     if xla_bridge.backends_are_initialized():
         raise RuntimeError(
@@ -46,3 +46,10 @@ def use_cpu_devices(count: int | None = None) -> int:
         os.environ["XLA_FLAGS"] = f"{flags} {_SINGLE_THREADED}".strip()
     jax.config.update("jax_num_cpu_devices", count)
     return count
+
+
+def _usable_cores() -> int:
+    """The cores that this process may use; macOS and Windows do not tell, so all there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

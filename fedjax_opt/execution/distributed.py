@@ -22,6 +22,9 @@ ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PRO
 _JOB_INDEX = "JOB_COMPLETION_INDEX"
 # What errors of collectives and of barriers say that are raised as something else.
 _OF_MANY = ("Gloo", "NCCL", "heartbeat", "barrier", "coordination service")
+# What JAX says where it finds no cluster. Any other error is one of a cluster that it cannot read: taken
+# for being alone too, each of n processes would play a whole run by itself.
+_NO_CLUSTER = "coordinator_address should be defined"
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -67,7 +70,7 @@ def initialize(
       This process's place among all.
 
     Raises:
-      ValueError: if only a part of what is needed is known; the message says which.
+      ValueError: if only a part of what is needed is known, or a cluster's settings cannot be read.
 
     Example:
       >>> import fedjax_opt as fo
@@ -96,10 +99,15 @@ def initialize(
     options = {name: value for name, value in options.items() if name in known}
     try:
         jax.distributed.initialize(**options)
-    except ValueError:
+    except ValueError as error:
         if place:
             raise
-        return Process(0, 1)
+        if _NO_CLUSTER in str(error):
+            return Process(0, 1)
+        raise ValueError(
+            f"This process is on a cluster whose settings JAX cannot read ({error}): set {ADDRESS},"
+            f" {COUNT} and {INDEX}, or correct what the launcher has put into the environment."
+        ) from error
     process = Process(jax.process_index(), jax.process_count())
     if process.count > 1:
         sys.excepthook = _end_at_once
@@ -185,6 +193,16 @@ def from_each(value: Any) -> list[Any]:
     lengths = multihost_utils.process_allgather(np.asarray(len(text), np.int32))
     found = multihost_utils.process_allgather(_padded(text, int(lengths.max())))
     return [json.loads(row[:length].tobytes()) for row, length in zip(found, lengths, strict=True)]
+
+
+def barrier() -> None:
+    """Waits for all processes: none goes on before all have come here.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> fo.distributed.barrier()              # nobody to wait for
+    """
+    from_each(None)
 
 
 def _padded(text: bytes, length: int) -> np.ndarray:

@@ -22,9 +22,6 @@ from fedjax_opt.execution import meshes, one_by_one
 NAMES = ("auto", "scan", "vmap", "chunked", "sharded")
 AXIS = meshes.CLIENTS
 
-# A share of the device is left for the program's other arrays and for fragmentation.
-_USABLE_MEMORY = 0.8
-
 # How much the devices exchange at once: on CPUs what stays in their caches, on others what is worth
 # the start of a transfer.
 _EXCHANGED_BYTES = {"cpu": 2**23, "gpu": 2**26}
@@ -39,6 +36,9 @@ class Strategy(NamedTuple):
       mesh: for 'sharded', a mesh with an axis 'clients'; by default all devices, of all processes.
         With a second axis 'model', each client's model is divided over the devices along it.
       inner: for 'sharded', how each device executes its own clients: 'scan' or 'vmap'.
+      memory_limit: the bytes that a run may take, or 'device' for what there is. The run is compiled
+        once more to know: 'auto' is then the fastest strategy that fits, and another one that does not
+        fit is refused with what it needs and with the one that would.
 
     Example:
       >>> import fedjax_opt as fo
@@ -50,6 +50,7 @@ class Strategy(NamedTuple):
     size: int = 8
     mesh: Mesh | None = None
     inner: str = "scan"
+    memory_limit: int | str | None = None
 
 
 def resolve(strategy: str | Strategy) -> Strategy:
@@ -57,7 +58,7 @@ def resolve(strategy: str | Strategy) -> Strategy:
 
     On CPU, clients over devices beat threads inside an operation, and one client at a time beats all
     at once. On an accelerator the whole cohort at once fills the device, if it fits: there 'auto'
-    stays, to be settled by `fit_memory` once the shapes are known.
+    stays, to be settled by `memory.fit` once the shapes are known; so it does where it has a limit.
     """
     if isinstance(strategy, str):
         checks.choice("strategy", strategy, NAMES)
@@ -67,7 +68,10 @@ def resolve(strategy: str | Strategy) -> Strategy:
     checks.choice("strategy.name", strategy.name, NAMES)
     checks.choice("strategy.inner", strategy.inner, ("scan", "vmap"))
     checks.integer("strategy.size", strategy.size, low=1)
-    if strategy.name == "auto" and jax.default_backend() == "cpu":
+    limit = strategy.memory_limit
+    if limit not in (None, "device"):
+        checks.integer("memory_limit", limit, low=1)
+    if strategy.name == "auto" and limit is None and jax.default_backend() == "cpu":
         strategy = strategy._replace(name="sharded" if jax.device_count() > 1 else "scan")
     if strategy.name != "sharded":
         return strategy._replace(mesh=None)
@@ -95,54 +99,6 @@ def place(tree: Any, strategy: str | Strategy = "auto") -> Any:
     if strategy.mesh is None:
         return jax.tree.map(jnp.asarray, tree)
     return meshes.put(tree, strategy.mesh)
-
-
-def candidates(cohort_size: int, num_devices: int) -> list[Strategy]:
-    """The strategies of an accelerator from the fastest to the smallest."""
-    if num_devices > 1:
-        return [resolve(Strategy("sharded", inner=inner)) for inner in ("vmap", "scan")]
-    chunks = []
-    size = cohort_size // 2
-    while size > 1:
-        chunks.append(Strategy("chunked", size=size))
-        size //= 2
-    return [Strategy("vmap"), *chunks, Strategy("scan")]
-
-
-def fit_memory(
-    options: list[Strategy], temporary_bytes: Callable[[Strategy], int], available: float
-) -> Strategy:
-    """The first strategy whose compiled program fits into the device, or else the last.
-
-    Args:
-      options: strategies, from the fastest to the smallest.
-      temporary_bytes: a strategy -> the temporary memory that its compiled program reports.
-      available: the bytes that the device has free.
-    """
-    for option in options[:-1]:
-        if temporary_bytes(option) <= _USABLE_MEMORY * available:
-            return option
-    return options[-1]
-
-
-def settle(strategy: Strategy, cohort_size: int, lower: Callable[[Strategy], Any]) -> Strategy:
-    """Settles 'auto' by the memory that the compiled program reports.
-
-    Args:
-      strategy: a resolved strategy; any but 'auto' is returned as it is.
-      cohort_size: S.
-      lower: a strategy -> the lowered program (`jax.stages.Lowered`).
-    """
-    if strategy.name != "auto":
-        return strategy
-    statistics = jax.local_devices()[0].memory_stats() or {}
-    available = statistics.get("bytes_limit", float("inf")) - statistics.get("bytes_in_use", 0)
-
-    def temporary_bytes(option: Strategy) -> int:
-        analysis = lower(option).compile().memory_analysis()
-        return 0 if analysis is None else analysis.temp_size_in_bytes
-
-    return fit_memory(candidates(cohort_size, jax.device_count()), temporary_bytes, available)
 
 
 def round_up(strategy: Strategy, size: int) -> int:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.core import Federation, Model, StaticInt, checks, init_state
+from fedjax_opt.core import FederatedState, Federation, Model, StaticInt, checks, init_state
 from fedjax_opt.core.client_data import in_memory
 from fedjax_opt.core.controller import first_algorithm
 from fedjax_opt.engine.preparation import prepare
@@ -28,8 +28,7 @@ from fedjax_opt.experiments.trials import Trials as Trials
 from fedjax_opt.experiments.trials import remaining as remaining
 from fedjax_opt.experiments.unfinished import Unfinished
 from fedjax_opt.tasks.task import federation_of
-from fedjax_opt.training import NonFiniteLossError, provenance
-from fedjax_opt.training.identity import identify
+from fedjax_opt.training import NonFiniteLossError, fingerprint
 
 
 class Interrupted(KeyboardInterrupt):
@@ -182,7 +181,7 @@ def _chunks(
         states, told = unfinished.begin(
             [note.trial.identity for note in members],
             states,
-            partial(_describe, shared, setup, notes[0].trial, rounds),
+            partial(_describe, shared, setup, notes[0].trial, rounds, states),
             lambda states, play=play: jax.eval_shape(play, states, np.int32(0))[1:],
         )
         for played in range(0, rounds, setup.length):
@@ -221,14 +220,16 @@ def _grow(members: Sequence[Notes], seen: Any, count: int) -> list[Notes]:
 
 
 def _describe(
-    shared: waves.Shared, setup: waves.Setup, trial: Trial, rounds: int, states: Any
-) -> dict[str, Any]:
+    shared: waves.Shared, setup: waves.Setup, trial: Trial, rounds: int, states: FederatedState
+) -> dict[str, dict[str, str]]:
     """What makes a wave the one that it is, apart from which trials it holds."""
     algorithm = trial.build(point(trial))
     run = shared.prepared.replace(algorithm=algorithm, strategy=setup.clients)
-    found = provenance.of_run(run, states, first_algorithm(algorithm), rounds=rounds)
-    tested = identify(test=shared.test, client_test=shared.client_test).values
-    return found | {"data": found["data"] | tested}
+    one = jax.tree.map(lambda x: x[0], states)
+    found = fingerprint.of_run(run, one, first_algorithm(algorithm), rounds=rounds)
+    tested = fingerprint.of_data(test=shared.test, client_test=shared.client_test)
+    seeds = {"key": fingerprint.of_array(states.key)}
+    return found | {"data": found["data"] | tested, "seed": seeds}
 
 
 def _progress(

@@ -23,7 +23,7 @@ from fedjax_opt.engine import evaluate, personal_variables
 from fedjax_opt.engine.evaluate import mean_over_rows
 from fedjax_opt.engine.preparation import Prepared
 from fedjax_opt.engine.run import one_round
-from fedjax_opt.execution import Strategy, strategies
+from fedjax_opt.execution import Strategy, memory, strategies
 
 _ONE_BY_ONE = Strategy("scan")
 
@@ -103,25 +103,25 @@ def plans(
     while each * num_devices > 1:
         options.append(_plan(many, inside, num_trials, each * num_devices))
         each //= 2
-    singles = strategies.candidates(cohort_size, num_devices) if _is_auto(clients) else [inside]
+    singles = memory.candidates(cohort_size, num_devices) if _is_auto(clients) else [inside]
     return options + [alone._replace(clients=option) for option in singles]
 
 
-def fit(options: list[Plan], needed_bytes: Callable[[Plan], int], memory: float | None) -> Plan:
+def fit(options: list[Plan], needed_bytes: Callable[[Plan], int], free: float | None) -> Plan:
     """The first plan whose compiled program fits into the memory, or else the last.
 
     Args:
       options: plans, from the fastest to the smallest.
       needed_bytes: a plan -> the memory that its compiled program reports.
-      memory: the bytes that may be used; None for what the device has free.
+      free: the bytes that may be used; None for what the device has free.
     """
     if len(options) == 1:
         return options[0]
-    if memory is None:
+    if free is None:
         statistics = jax.local_devices()[0].memory_stats() or {}
-        memory = statistics.get("bytes_limit", float("inf")) - statistics.get("bytes_in_use", 0)
-    first_that_fits: Any = strategies.fit_memory  # which any kind of option will do for
-    return first_that_fits(options, needed_bytes, memory)
+        limit, used = statistics.get("bytes_limit"), statistics.get("bytes_in_use", 0)
+        free = float("inf") if limit is None else float(limit - used)
+    return memory.first_that_fits(options, needed_bytes, free)
 
 
 def _is_auto(strategy: str | Strategy) -> bool:

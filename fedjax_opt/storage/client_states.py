@@ -328,7 +328,7 @@ class ClientStore:
                 self._files[part].put_first(ids[own], rows[own])
         for part in made:
             self._files[part].complete()
-        distributed.from_each(None)  # nobody goes on before all parts are there
+        distributed.barrier()  # nobody goes on before all parts are there
 
 
 def _parts_in(directory: pathlib.Path) -> list[list[int]]:

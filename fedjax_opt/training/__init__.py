@@ -3,7 +3,7 @@
 from fedjax_opt.training.callbacks import Event as Event
 from fedjax_opt.training.callbacks import early_stopping as early_stopping
 from fedjax_opt.training.callbacks import stop_at as stop_at
-from fedjax_opt.training.checkpoint import Checkpoints as Checkpoints
+from fedjax_opt.training.checkpoints import Checkpoints as Checkpoints
 from fedjax_opt.training.debugging import DebugError as DebugError
 from fedjax_opt.training.keeping import Interrupted as Interrupted
 from fedjax_opt.training.replaying import Replay as Replay

@@ -411,7 +411,7 @@ class StoreStates:
     def flush_all(self) -> None:
         """Waits until the rows of the last chunk are in the store, those of all processes."""
         self._flush()
-        distributed.from_each(None)
+        distributed.barrier()
 
     def close(self) -> None:
         """Ends the thread, after what it is writing."""

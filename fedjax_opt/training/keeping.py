@@ -14,8 +14,8 @@ from fedjax_opt.core.state import FederatedState
 from fedjax_opt.engine.preparation import Prepared
 from fedjax_opt.execution import distributed
 from fedjax_opt.execution.strategies import Strategy, place
-from fedjax_opt.training import provenance
-from fedjax_opt.training.checkpoint import Checkpoints
+from fedjax_opt.training import fingerprint
+from fedjax_opt.training.checkpoints import Checkpoints
 from fedjax_opt.training.good_states import Record
 from fedjax_opt.training.log import Log
 
@@ -73,7 +73,7 @@ class Keeper:
         self._identity: dict[str, Any] = {}
         self.remembered: dict[str, Any] = {}  # by a run that may go back, in its checkpoint
         if checkpoints is not None:
-            self._identity = provenance.of_run(prepared, state, algorithm, rollback, **recorded)
+            self._identity = fingerprint.of_run(prepared, state, algorithm, rollback, **recorded)
         self._previous: dict[int, Any] = {}
         self.signal: signal.Signals | None = None
         self._ended_by: str | None = None
@@ -160,7 +160,7 @@ class Keeper:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if self._checkpoints is not None:
-                self._checkpoints.wait()
+                self._checkpoints.close()  # another run of this process may want the directory
         except Exception as error:
             if kind is None:
                 raise

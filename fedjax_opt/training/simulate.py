@@ -18,18 +18,18 @@ from fedjax_opt.core.federation import Federation, check_nouns, initial_variable
 from fedjax_opt.core.state import FederatedState, as_key
 from fedjax_opt.core.struct import changed
 from fedjax_opt.engine.preparation import Prepared, prepare
-from fedjax_opt.engine.run import one_round, seats, settle_strategy
+from fedjax_opt.engine.run import one_round, seats
 from fedjax_opt.execution import distributed, meshes
 from fedjax_opt.execution.strategies import Strategy, place, resolve
 from fedjax_opt.storage.client_states import ClientStore
 from fedjax_opt.training import chunks
 from fedjax_opt.training.callbacks import Callback, Event
-from fedjax_opt.training.checkpoint import Checkpoints
+from fedjax_opt.training.checkpoints import Checkpoints
 from fedjax_opt.training.debugging import Debugger
 from fedjax_opt.training.good_states import Copies
 from fedjax_opt.training.keeping import Keeper, OnDisk
 from fedjax_opt.training.log import Log, in_short
-from fedjax_opt.training.memory import check_memory
+from fedjax_opt.training.memory import settle_run
 from fedjax_opt.training.progress import RoundBar
 from fedjax_opt.training.result import NonFiniteLossError, Result
 from fedjax_opt.training.rollback import Fallback, Rollback, check_rollback
@@ -89,8 +89,7 @@ def simulate(
         good state, or 'stop' and return it.
       rollback: what to do if the run diverges, a `Rollback`; `step_scale` in the history says when. It
         goes back to a checkpoint where there are `checkpoints`, else to a copy of the state.
-      memory_limit: the bytes that the run may take, or 'device' for what there is: it is compiled once
-        more to know, and refused with the largest cohort or chunk that fits.
+      memory_limit: the strategy's own, as `Strategy(memory_limit=...)`.
       debug: a folder, for a run without compilation, one client at a time: the inputs of the first that
         fails are saved there for `replay`, and a `DebugError` names it.
       progress: whether to show a progress bar (never where the output is not a terminal).
@@ -113,19 +112,20 @@ def simulate(
     chunk = checks.integer("evaluate_every", evaluate_every, low=1)
     checks.choice("on_nonfinite", on_nonfinite, ("raise", "stop"))
     check_rollback(rollback)
+    strategy = resolve(strategy if memory_limit is None else _limited(strategy, memory_limit))
     if isinstance(federation.local_steps, StaticInt):  # traced: another K compiles nothing
         federation = federation.replace(local_steps=jnp.asarray(int(federation.local_steps)))
     test, client_test = federation.test, federation.client_test
     first = first_algorithm(algorithm)
     clients = chunks.states_of(client_state, chunk, 1 if checkpoints is None else checkpoints.keep)
     make = partial(_first_state, first, federation, seed, clients)
-    start = meshes.made(make, resolve(strategy).mesh) if state is None else state
+    start = meshes.made(make, strategy.mesh) if state is None else state
     clients, start = clients.open(first, start)
     prepared, start = prepare(algorithm, federation, start, strategy, diagnostics, "simulate")
     start, seen = clients.part(start, federation.cohort)
-    prepared = settle_strategy(prepared, seen)
     copies = 2 if rollback is None or checkpoints is not None else 4
-    check_memory(prepared, seen, chunk, copies, memory_limit, partial(_compiled, chunk))
+    tests = [examples for examples in (test, client_test) if examples is not None]
+    prepared = settle_run(prepared, seen, tests, chunk, copies, partial(_compiled, chunk))
     log = Log()
     watched = {"test": test is not None, "client_test": client_test is not None}
     keeper = Keeper(checkpoints, prepared, start, first, rollback, **watched)
@@ -208,6 +208,11 @@ def simulate(
         raise NonFiniteLossError(stopped, result)
     keeper.interrupt(result)
     return result
+
+
+def _limited(strategy: str | Strategy, limit: int | str) -> Strategy:
+    made = strategy if isinstance(strategy, Strategy) else Strategy(strategy)
+    return made._replace(memory_limit=limit)
 
 
 def _first_state(algorithm, federation, seed, clients) -> FederatedState:

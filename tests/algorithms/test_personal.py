@@ -180,11 +180,16 @@ def test_a_gradient_of_zero_has_no_direction():
 QUADRATICS, DATA, _ = fo.data.quadratics(num_clients=4, dimension=3, seed=1)
 
 
-def _limit(algorithm, rounds, **keywords):
+EVERYONE = fo.Federation(
+    QUADRATICS, DATA, cohort=4, local_steps=1, batching="replacement", initial={"x": jnp.zeros(3)}
+)
+
+
+def _limit(algorithm, rounds, **changes):
     """The state after many rounds of one local step of all clients on their quadratics."""
-    state = fo.first_state(algorithm, {"x": jnp.zeros(3)}, 4)
-    options = {"batching": "replacement", "strategy": "vmap", "local_steps": 1, **keywords}
-    run = fo.run_rounds(algorithm, QUADRATICS, DATA, state, rounds, cohort_size=4, **options)
+    federation = EVERYONE.replace(**changes)
+    state = fo.init_state(algorithm, federation)
+    run = fo.run_rounds(algorithm, federation, state, rounds, strategy="vmap")
     assert bool(jnp.all(run.history.finite))
     return run.state
 
@@ -511,12 +516,11 @@ def test_independent_clients_in_a_run_of_partial_cohorts():
     data = problems.ragged((4, 4, 4, 4, 4, 4, 4))
     algorithm = fo.independent(opt.sgd(0.1))
     state = problems.start(algorithm, 7)
-    options = {"cohort_size": 2, "batch_size": 4, "local_steps": 3, "strategy": "scan"}
-    run = fo.run_rounds(algorithm, problems.MODEL, data, state, 20, **options)
-    result = fo.simulate(
-        algorithm, problems.MODEL, data, 20, **options, state=state, client_test=data,
-        progress=False,
-    )  # fmt: skip
+    federation = fo.Federation(
+        problems.MODEL, data, cohort=2, local_steps=3, batch_size=4, client_test=data
+    )
+    run = fo.run_rounds(algorithm, federation, state, 20, strategy="scan")
+    result = fo.simulate(algorithm, federation, 20, state=state, strategy="scan", progress=False)
     helpers.assert_close(result.state.clients, run.state.clients, 1e-12)
     np.testing.assert_array_equal(run.history.update_norm, np.zeros(20))
     rounds = np.bincount(np.ravel(run.history.cohort), minlength=7)

@@ -13,6 +13,9 @@ from tests.core.problems import MODEL, assert_identical, counted, start
 pytestmark = pytest.mark.slow  # every run is compiled
 
 
+THREE = fo.Federation(MODEL, DATA, cohort=3, local_steps=2, batch_size=2)
+
+
 def decay(t):
     return ETA0 * 0.8 ** jnp.asarray(t, float)
 
@@ -27,13 +30,12 @@ ALGORITHMS = {
 def test_a_learning_rate_reaches_all_that_an_algorithm_does_with_it(name):
     """As the same algorithm, made anew for each round's learning rate, in a loop on the host."""
     make = ALGORITHMS[name]
-    options = {"cohort_size": 3, "batch_size": 2, "local_steps": jnp.asarray(3)}
-    controlled = fo.run_rounds(
-        make, MODEL, DATA, start(make(ETA0), 5), 4, learning_rate=decay, **options
-    )
-    state = start(make(ETA0), 5)
+    federation = THREE.replace(local_steps=jnp.asarray(3))
+    start_of_both = start(make(ETA0), 5)
+    controlled = fo.run_rounds(fo.scheduled(make, decay), federation, start_of_both, 4)
+    state = start_of_both
     for t in range(4):
-        state = fo.run_rounds(make(decay(t)), MODEL, DATA, state, 1, **options).state
+        state = fo.run_rounds(make(decay(t)), federation, state, 1).state
     np.testing.assert_allclose(
         controlled.state.variables.params["w"], state.variables.params["w"], rtol=1e-12
     )
@@ -79,11 +81,13 @@ def test_a_run_in_two_parts_is_the_same_run():
 
 
 def test_a_checkpoint_holds_what_the_controllers_remember(tmp_path):
+    federation = THREE.replace(local_steps=SCHEDULES["K-error"].local_steps)
+
     def simulate(rounds, **options):
+        algorithm = fo.fedavg(fo.optimizers.sgd(ETA0))
         return fo.simulate(
-            fo.fedavg(fo.optimizers.sgd(ETA0)), MODEL, DATA, rounds, cohort_size=3, batch_size=2,
-            local_steps=SCHEDULES["K-error"].local_steps, evaluate_every=4, progress=False, **options,
-        )  # fmt: skip
+            algorithm, federation, rounds, evaluate_every=4, progress=False, **options
+        )
 
     whole = simulate(16)
     with fo.Checkpoints(tmp_path) as checkpoints:
@@ -224,35 +228,39 @@ def test_a_controller_per_client():
         np.testing.assert_array_equal(history.num_steps[t], steps[history.cohort[t]] + np.int32(t))
 
 
-def refuse(match, **options):
-    options = {
-        "algorithm": build, "cohort_size": 3, "batch_size": 2, "local_steps": 2,
-        "learning_rate": 0.1, **options,
-    }  # fmt: skip
-    state = options.pop("state", start(build(ETA0), 5))
-    with pytest.raises(ValueError, match=match):
-        fo.run_rounds(options.pop("algorithm"), MODEL, DATA, state, 2, **options)
+def test_wrong_learning_rates_are_named():
+    def refuse(match, make, setting):
+        with pytest.raises(ValueError, match=match):
+            fo.init_state(fo.scheduled(make, setting), THREE)
+
+    refuse("must be a function of the learning rate.*got an Algorithm", build(0.1), 0.1)
+    refuse("must be a function of the learning rate.*got 3", 3, 0.1)
+    refuse("must return an Algorithm", lambda eta: eta, 0.1)
+    refuse("setting must lie in", build, -0.1)
+    refuse("setting must be one number", build, np.ones(2))
+    with pytest.raises(ValueError, match="algorithm must be an Algorithm"):
+        fo.init_state(build, THREE)
 
 
-def test_wrong_arguments_are_named():
-    refuse("needs a learning_rate beside it", learning_rate=None)
-    refuse("must be a function of it.*got an Algorithm", algorithm=build(0.1))
-    refuse("must be a function of it.*got 3", algorithm=3)
-    refuse("algorithm\\(learning_rate\\) must return an Algorithm", algorithm=lambda eta: eta)
-    refuse("learning_rate must lie in", learning_rate=-0.1)
-    refuse("learning_rate must be one number", learning_rate=np.ones(2))
-    refuse("validate_every must be", validate_every=0, validation=DATA.examples)
-    empty = jax.tree.map(lambda x: x[:0], DATA.examples)
-    refuse("validation must hold", validation=empty)
+def test_wrong_watchers_are_named():
+    def refuse(match, state=None, **changes):
+        federation = THREE.replace(**changes)
+        with pytest.raises(ValueError, match=match):
+            fo.run_rounds(build(0.1), federation, state or start(build(0.1), 5), 2)
+
     plateau = SCHEDULES["K-step"].local_steps
-    refuse("watches validation_loss.*no validation", local_steps=plateau)
+    refuse("watches validation_loss.*no validation examples", local_steps=plateau)
     accuracy = fo.controllers.steps_on_plateau(5, metric="accuracy", maximise=True)
     refuse(
-        "validation_accuracy, but the run has only validation_distance, validation_loss",
+        "validation_accuracy, but the federation has only validation_distance, validation_loss",
         local_steps=accuracy, validation=DATA.examples,
     )  # fmt: skip
     other = run(SCHEDULES["K-error"], rounds=1).state
-    refuse("what these controllers remember", local_steps=plateau, state=other)
+    refuse("what these controllers remember", other, local_steps=plateau)
+    with pytest.raises(ValueError, match="every must be"):
+        fo.controllers.steps_on_plateau(5, every=0)
+    with pytest.raises(ValueError, match="validation must hold"):
+        THREE.replace(validation=jax.tree.map(lambda x: x[:0], DATA.examples))
 
 
 @pytest.mark.parametrize("wrong", [0, -3, 2.5, np.nan, np.ones(2)])

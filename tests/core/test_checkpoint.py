@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
+from fedjax_opt.storage import durable
 from tests.core import problems
 from tests.core.test_simulate import DATA, SCAFFOLD, TEST, N, simulate, without_times
 
@@ -71,9 +72,9 @@ def test_another_algorithm_is_refused(copy):
 
 
 def test_another_model_is_refused(copy):
-    state = fo.init_state(SCAFFOLD, {"w": jnp.zeros(5)}, N)
+    state = fo.first_state(SCAFFOLD, {"w": jnp.zeros(5)}, N)
     assert "float64[3] there and float64[5] here" in mismatch(copy, state)
-    state = fo.init_state(SCAFFOLD, {"v": jnp.zeros(3)}, N)
+    state = fo.first_state(SCAFFOLD, {"v": jnp.zeros(3)}, N)
     message = mismatch(copy, state)
     assert "'w'" in message and "'v'" in message
 
@@ -88,7 +89,7 @@ def test_another_population_is_refused_without_client_state(tmp_path):
     with fo.Checkpoints(tmp_path) as checkpoints:
         simulate(5, algorithm, checkpoints=checkpoints)
         with pytest.raises(ValueError, match=rf"{N}.*{N - 1}|{N - 1}.*{N}"):
-            simulate(10, algorithm, data=DATA[: N - 1], checkpoints=checkpoints)
+            simulate(10, algorithm, clients=DATA[: N - 1], checkpoints=checkpoints)
 
 
 def test_an_empty_directory_holds_nothing_to_restore(tmp_path):
@@ -121,6 +122,7 @@ def test_damage_is_named_with_the_way_on(copy, tmp_path, spoil):
     template = problems.start(SCAFFOLD, N)
     files = [path.relative_to(copy) for path in copy.rglob("20/**/*") if path.is_file()]
     assert len(files) > 5
+    files += [path.relative_to(copy) for path in (copy / "history").iterdir()]
     for name in files:
         kept = (copy / name).read_bytes()
         spoil(copy / name)
@@ -128,8 +130,11 @@ def test_damage_is_named_with_the_way_on(copy, tmp_path, spoil):
             checkpoints.restore(template)
         message = str(caught.value)
         assert f"round 20 in {copy} cannot be read" in message
-        assert name.relative_to("20").as_posix() in message
-        assert f"Move {copy / '20'} away to resume from round 10, which is whole" in message
+        assert "/".join(name.parts[1:]) in message
+        if name.parts[-1] == "00000-00010.npz":
+            assert "No earlier one is whole" in message
+        else:
+            assert f"Move {copy / '20'} away to resume from round 10, which is whole" in message
         (copy / name).write_bytes(kept)
     with fo.Checkpoints(copy) as checkpoints:
         assert int(checkpoints.restore(template)[0].round) == 20
@@ -151,7 +156,7 @@ def test_the_way_on_is_the_way_on(copy):
 
 def test_where_none_is_whole_none_is_named(copy):
     for number in (10, 20):
-        cut(copy / str(number) / "manifest.json")
+        cut(copy / str(number) / "about.json")
     with (
         fo.Checkpoints(copy) as checkpoints,
         pytest.raises(ValueError, match="No earlier one is whole"),
@@ -165,7 +170,10 @@ def test_foreign_folders_are_refused(copy):
     with fo.Checkpoints(copy) as checkpoints, pytest.raises(ValueError, match="more does not bel"):
         checkpoints.restore(template)
     (copy / "30").mkdir()
-    with fo.Checkpoints(copy) as checkpoints, pytest.raises(ValueError, match=r"no manifest\.json"):
+    with (
+        fo.Checkpoints(copy) as checkpoints,
+        pytest.raises(ValueError, match=r"about\.json cannot be"),
+    ):
         checkpoints.restore(template)
     shutil.rmtree(copy / "30")
     shutil.copytree(copy / "10", copy / "30")
@@ -178,6 +186,22 @@ def test_foreign_folders_are_refused(copy):
         with pytest.raises(ValueError, match=r"round 15 to restore; it has \[10, 20, 30\]"):
             checkpoints.restore(template, round=15)
         assert int(checkpoints.restore(template, round=10)[0].round) == 10
+
+
+def test_formats_of_earlier_versions_are_refused_by_name(copy):
+    (copy / "20" / "manifest.json").write_text("{}")
+    with (
+        fo.Checkpoints(copy) as checkpoints,
+        pytest.raises(ValueError, match="version 1 or 2; this"),
+    ):
+        checkpoints.restore(problems.start(SCAFFOLD, N))
+    about = durable.read_json(copy / "10" / "about.json")
+    durable.write_json(copy / "10" / "about.json", about | {"version": 4})
+    with (
+        fo.Checkpoints(copy) as checkpoints,
+        pytest.raises(ValueError, match="version 4; this ver"),
+    ):
+        checkpoints.restore(problems.start(SCAFFOLD, N), round=10)
 
 
 def test_keep_must_be_positive(tmp_path):

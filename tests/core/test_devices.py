@@ -31,6 +31,17 @@ def test_every_core_is_a_device():
     assert fresh(code) == f"{cores} {cores}"
 
 
+def test_where_the_system_does_not_say_which_cores_may_be_used():
+    code = (
+        "import os\n"
+        "del os.sched_getaffinity\n"  # as on macOS
+        "os.cpu_count = lambda: 3\n"
+        "import fedjax_opt as fo, jax\n"
+        "print(fo.use_cpu_devices(), jax.local_device_count())"
+    )
+    assert fresh(code) == "3 3"
+
+
 def test_the_number_of_devices_may_be_given_and_auto_uses_them():
     code = (
         "import fedjax_opt as fo, jax\n"

@@ -1,8 +1,10 @@
 """Several processes, one run: the same numbers as alone; and what a process may say about its place."""
 
 import json
+import os
 import pathlib
 import shutil
+import subprocess
 import sys
 
 import jax
@@ -108,8 +110,8 @@ def test_stores_and_checkpoints_of_many_processes(joined, name, tmp_path):
         np.testing.assert_array_equal(
             problems.stored_clients(alone), took_part[took_part % 2 == part]
         )
-    pieces = sorted(path.name for path in (home / "checkpoints" / "2").glob("pieces-*"))
-    assert pieces == (["pieces-00000", "pieces-00001"] if name == "shared" else [])
+    written = (home / "checkpoints" / "2" / "state").glob("ocdbt.process_*")
+    assert len(list(written)) == (2 if name == "shared" else 1)
     run_ahead(store / "part-00001-of-00002.sqlite")
     assert_all_close(joined_run.keep(name, "scan", 4, home), expected[1])
 
@@ -153,6 +155,28 @@ def test_without_a_word_the_process_is_alone(alone):
     assert alone[0] == {"jax_cpu_collectives_implementation": "gloo"}
     assert alone[1] == {"initialization_timeout": 300, "heartbeat_timeout_seconds": 30}
     assert fo.distributed.is_first() and fo.distributed.from_first([1]) == [1]
+
+
+SLURM = {"JOB_ID": "7", "STEP_NODELIST": "here", "NTASKS": "2", "PROCID": "0", "LOCALID": "0"}
+
+
+@pytest.mark.parametrize(("tasks", "answer"), [(None, "Process(index=0, count=1)"), ("2x", "2x")])
+def test_a_cluster_that_cannot_be_read_is_no_lone_process(tasks, answer):
+    """JAX's own words decide, so this asks the real one."""
+    code = (
+        "import fedjax_opt as fo\n"
+        "try: print(fo.distributed.initialize(timeout_seconds=5))\n"
+        "except ValueError as error: print(error)"
+    )
+    environment = {k: v for k, v in os.environ.items() if k not in VARIABLES}
+    if tasks is not None:
+        environment |= {f"SLURM_{k}": v for k, v in (SLURM | {"NTASKS": tasks}).items()}
+    environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert answer in found
+    assert ("on a cluster whose settings JAX cannot read" in found) == (tasks is not None)
 
 
 def test_arguments_and_the_environment_are_read(alone, monkeypatch):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
-from fedjax_opt.training import checkpoint_files, rollback
+from fedjax_opt.training import checkpoints as saving
+from fedjax_opt.training import rollback
 from fedjax_opt.training.good_states import Losses, Record
 from tests.core import problems
 
@@ -113,7 +114,7 @@ def test_a_run_that_is_killed_at_any_moment_goes_back_as_one_that_is_not(
     tmp_path, in_memory, monkeypatch
 ):
     """Before it diverges, before and after each deletion, before the clients go back, afterwards."""
-    expected, delete = in_memory["controller"], checkpoint_files.delete
+    expected, delete = in_memory["controller"], saving._delete
     undo = fo.ClientStore.roll_back
 
     def run(folder, moment=0):
@@ -139,7 +140,7 @@ def test_a_run_that_is_killed_at_any_moment_goes_back_as_one_that_is_not(
             fo.ClientStore(folder / "store") as store,
             fo.Checkpoints(folder / "checkpoints", keep=2, asynchronous=False) as checkpoints,
         ):
-            patch.setattr(checkpoint_files, "delete", dying)
+            patch.setattr(saving, "_delete", dying)
             patch.setattr(fo.ClientStore, "roll_back", rolling_back)
             result = _play(
                 client_state=store, checkpoints=checkpoints, local_steps=STEPS,

@@ -1,6 +1,7 @@
 """What stays of a run's checkpoints, how they are written meanwhile, and what signals do."""
 
-import json
+import errno
+import gc
 import os
 import signal
 import threading
@@ -11,8 +12,7 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
-from fedjax_opt.training.checkpoint_trees import Arrays
-from fedjax_opt.training.retention import Retention
+from fedjax_opt.storage import durable
 from tests.core import problems
 from tests.core.test_simulate import DATA, N, simulate
 
@@ -33,20 +33,18 @@ def fill(directory, losses, **options):
 
 
 @pytest.mark.parametrize(
-    ("rule", "stay", "best"),
+    ("options", "stay", "best"),
     [
-        (Retention(2, None, None, False), [40, 50], None),
-        (Retention(1, 20, None, False), [20, 40, 50], None),
-        (Retention(1, None, "loss", False), [20, 50], 20),
-        (Retention(2, None, "loss", True), [30, 40, 50], 30),
-        (Retention(9, None, None, False), [10, 20, 30, 40, 50], None),
+        ({"keep": 2}, [40, 50], None),
+        ({"keep": 1, "keep_every": 20}, [20, 40, 50], None),
+        ({"keep": 1, "best_metric": "loss"}, [20, 50], 20),
+        ({"keep": 2, "best_metric": "loss", "maximise": True}, [30, 40, 50], 30),
+        ({"keep": 9}, [10, 20, 30, 40, 50], None),
     ],
 )
-def test_what_stays(rule, stay, best):
-    losses = [3.0, 1.0, 4.0, 1.0, np.nan]
-    metrics = {10 * i + 10: {"loss": loss} for i, loss in enumerate(losses)}
-    gone = rule.superfluous(metrics)
-    assert (sorted(metrics.keys() - gone), rule.best(metrics)) == (stay, best)
+def test_what_stays(tmp_path, options, stay, best):
+    """Of equal ones the earliest is the best; what is no number never is."""
+    assert fill(tmp_path, [3.0, 1.0, 4.0, 1.0, np.nan], **options) == (stay, best)
 
 
 def test_the_rest_is_deleted(tmp_path):
@@ -70,8 +68,10 @@ def test_rules_that_make_no_sense_are_refused(tmp_path):
     with fo.Checkpoints(tmp_path, best_metric="accuracy") as checkpoints:
         with pytest.raises(ValueError, match=r"one of the evaluated \['loss'\], got 'accuracy'"):
             checkpoints.save(at(1), {}, metrics={"loss": 1.0})
-        assert checkpoints.rounds == []
-    assert Retention(1, None, "loss", False).best({}) is None
+        with pytest.raises(ValueError, match=r"one of the evaluated \[\], got 'accuracy'"):
+            checkpoints.check_metrics(())
+        checkpoints.check_metrics({"accuracy": 1.0})
+        assert checkpoints.rounds == [] and checkpoints.best_round is None
 
 
 class Held:
@@ -80,16 +80,16 @@ class Held:
     def __init__(self, monkeypatch, error=None):
         self.go = threading.Event()
         self.begun = threading.Event()
-        write = Arrays.write
+        seal = durable.seal
 
-        def held(arrays, *rest):
+        def held(folder):
             self.begun.set()
             assert self.go.wait(60)
             if error is not None:
                 raise error
-            write(arrays, *rest)
+            return seal(folder)
 
-        monkeypatch.setattr(Arrays, "write", held)
+        monkeypatch.setattr(durable, "seal", held)
 
 
 def test_a_state_may_be_given_up_while_it_is_written(tmp_path, monkeypatch):
@@ -100,7 +100,7 @@ def test_a_state_may_be_given_up_while_it_is_written(tmp_path, monkeypatch):
     history = {"rounds": {"loss": np.arange(3.0)}}
     with fo.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(state, history)
-        assert held.begun.wait(60) and os.listdir(tmp_path / ".partial-3") == []
+        assert held.begun.wait(60) and os.listdir(tmp_path / ".partial-3") == ["state"]
         give_up(state.server)
         assert state.server.variables.params["w"].is_deleted()
         history["rounds"]["loss"][:] = -1
@@ -142,37 +142,137 @@ def test_a_write_that_fails_is_told_and_leaves_the_others(tmp_path, monkeypatch)
             simulate(20, FEDAVG, checkpoints=checkpoints, evaluate_every=5)
         assert "checkpoint of round 10" in caught.value.__notes__[0]
         assert checkpoints.rounds == [5]
-    assert sorted(os.listdir(tmp_path)) == [".lock", "5"]
+    assert sorted(os.listdir(tmp_path)) == [".lock", "5", "history"]
 
 
 def test_synchronous_writes_are_there_at_once(tmp_path):
     with fo.Checkpoints(tmp_path, asynchronous=False) as checkpoints:
         checkpoints.save(at(1), {})
-        assert (tmp_path / "1" / "manifest.json").exists()
-        before = os.stat(tmp_path / "1").st_mtime_ns
-        checkpoints.save(at(1), {})  # there already
-        assert os.stat(tmp_path / "1").st_mtime_ns == before
+        assert (tmp_path / "1" / "about.json").exists()
 
 
 def test_two_runs_do_not_write_into_one_directory(tmp_path):
     with fo.Checkpoints(tmp_path) as checkpoints, fo.Checkpoints(tmp_path) as others:
         checkpoints.save(at(1), {})
         assert others.latest_round in (None, 1)  # reading is free
-        with pytest.raises(ValueError, match="being written to by another run"):
+        with pytest.raises(ValueError, match="in use by another run"):
             others.save(at(2), {})
     with fo.Checkpoints(tmp_path) as others:
         others.save(at(2), {})
         assert others.rounds == [1, 2]
 
 
+def test_a_directory_is_let_go_of_when_nobody_uses_it(tmp_path):
+    """As in a program that calls `simulate` twice, and has no name for its checkpoints."""
+    for rounds in (5, 10):
+        result = simulate(rounds, FEDAVG, checkpoints=fo.Checkpoints(tmp_path), evaluate_every=5)
+    assert result.history["loss"].shape == (10,)
+    checkpoints = fo.Checkpoints(tmp_path, asynchronous=False)
+    checkpoints.save(at(11), {})
+    del checkpoints
+    gc.collect()
+    with fo.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(at(12), {})
+        assert checkpoints.rounds == [10, 11, 12]
+    checkpoints.save(at(13), {})  # it takes the directory again
+    with pytest.raises(ValueError, match="in use by another run"):
+        fo.Checkpoints(tmp_path).save(at(14), {})
+    checkpoints.close()
+
+
+def test_a_disk_without_locks_is_written_to_with_a_warning(tmp_path, monkeypatch):
+    def flock(file, how):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(durable.fcntl, "flock", flock)
+    with pytest.warns(UserWarning, match="has no locks"), fo.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(at(1), {})
+        assert checkpoints.rounds == [1]
+
+
+def test_no_checkpoint_is_lost_or_passed_over_by_a_loop_of_ones_own(tmp_path):
+    with fo.Checkpoints(tmp_path, keep=2) as checkpoints:
+        for number in (10, 20):
+            checkpoints.save(at(number), {})
+    with fo.Checkpoints(tmp_path, keep=2) as checkpoints:
+        for number in (5, 10, 20):
+            with pytest.raises(
+                ValueError, match=f"of round 20, so one of round {number} cannot be"
+            ):
+                checkpoints.save(at(number), {})
+        assert checkpoints.rounds == [10, 20]
+        checkpoints.delete_after(10)
+        checkpoints.save(at(20), {"way": "another"})
+        assert checkpoints.restore(STATE)[1] == {"way": "another"}
+
+
+def rows(count, other=0.0):
+    """A history of so many rounds, evaluated every ten."""
+    rounds = {"loss": np.arange(count) + other, "cohort": np.arange(3 * count).reshape(-1, 3)}
+    evaluated = {"round": np.arange(10, count + 1, 10)} if count >= 10 else {}
+    return {"rounds": rounds, "evaluations": evaluated}
+
+
+def test_the_rows_of_a_history_are_written_once(tmp_path):
+    files = tmp_path / "history"
+    with fo.Checkpoints(tmp_path, keep=2) as checkpoints:
+        for number in (5, 10, 20, 30):
+            checkpoints.save(at(number), rows(number))
+            checkpoints.wait()
+        assert sorted(os.listdir(files)) == [
+            "00000-00005.npz", "00005-00010.npz", "00010-00020.npz", "00020-00030.npz",
+        ]  # fmt: skip
+        assert np.load(files / "00010-00020.npz")["rounds/loss"].shape == (10,)
+        for number in (20, 30):
+            problems.assert_identical(checkpoints.restore(STATE, round=number)[1], rows(number))
+        checkpoints.delete_after(20)  # the run goes another way
+        assert not (files / "00020-00030.npz").exists()
+        other = rows(30, other=0.5)
+        other["rounds"]["loss"][:20] -= 0.5
+        checkpoints.save(at(30), other)
+    with fo.Checkpoints(tmp_path) as checkpoints:
+        problems.assert_identical(checkpoints.restore(STATE)[1], other)
+        checkpoints.save(at(40), rows(40))  # goes on after what was restored
+        checkpoints.wait()
+        assert np.load(files / "00030-00040.npz")["rounds/loss"].tolist() == [*range(30, 40)]
+        with pytest.raises(ValueError, match=r"at least the 40 that are saved .* got \[10\]"):
+            checkpoints.save(at(50), rows(10))
+
+
+def test_what_a_run_remembers_comes_back_to_the_bit(tmp_path):
+    history = {
+        "memories": {
+            "stopping": {"best": 0.1 + 0.2, "names": ["a", None], "seen": True, "inf": np.inf},
+            "arrays": [np.float32([1 / 3, np.nan]), np.arange(6, dtype=np.int8).reshape(2, 3)],
+            "one": np.array(1 / 3, np.float32), "text": np.array(["x", "yy"]), "nothing": {},
+        },
+        "step_scale": 0.1**3,
+    }  # fmt: skip
+    with fo.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(at(1), history)
+        found = checkpoints.restore(STATE)[1]
+        with pytest.raises(ValueError, match="what JSON can write, got object"):
+            checkpoints.save(at(2), {"memories": object()})
+    assert found["memories"]["stopping"] == history["memories"]["stopping"]
+    assert found["step_scale"] == 0.1**3 and found["memories"]["nothing"] == {}
+    for name in ("arrays", "one", "text"):
+        for a, b in zip(
+            *(jax.tree.leaves(x["memories"][name]) for x in (found, history)), strict=True
+        ):
+            assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
 def test_what_a_kill_has_left_is_cleared_away(tmp_path):
     for name in (".partial-5", ".deleted-1"):
         (tmp_path / name / "state").mkdir(parents=True)
         (tmp_path / name / "state" / "half").write_text("x")
+    (tmp_path / "history").mkdir()
+    (tmp_path / "history" / "00000-00005.npz").write_text("x")
     with fo.Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.latest_round is None
         checkpoints.save(at(2), {})
-    assert sorted(os.listdir(tmp_path)) == [".lock", "2"]
+    assert sorted(os.listdir(tmp_path)) == [".lock", "2", "history"]
+    assert os.listdir(tmp_path / "history") == []
 
 
 def raising(number, at_round=10, times=1):
@@ -261,10 +361,10 @@ def test_a_failure_of_the_run_is_told_before_that_of_its_checkpoint(tmp_path, mo
         simulate(5, FEDAVG, checkpoints=checkpoints, callbacks=[fail], evaluate_every=5)
 
 
-def test_a_manifest_lists_every_file_and_its_checksum(tmp_path):
+def test_a_checkpoint_lists_every_file_and_its_checksum(tmp_path):
     fill(tmp_path, [1.0])
-    manifest = json.loads((tmp_path / "10" / "manifest.json").read_text())
+    sealed = durable.read_json(tmp_path / "10" / "about.json")["sealed"]
     files = {p.relative_to(tmp_path / "10").as_posix() for p in (tmp_path / "10").rglob("*")
              if p.is_file()}  # fmt: skip
-    assert manifest["files"].keys() == files - {"manifest.json"}
-    assert all(len(about["sha256"]) == 64 for about in manifest["files"].values())
+    assert sealed.keys() == files - {"about.json"}
+    assert all(len(checksum) == 64 for checksum in sealed.values())

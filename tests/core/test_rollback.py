@@ -1,15 +1,12 @@
-"""A run that diverges goes back and takes smaller steps; a run that does not fit is not begun."""
+"""A run that diverges goes back and takes smaller steps."""
 
 import logging
-import re
-from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedjax_opt as fo
-from fedjax_opt.training import memory
 from tests.core import problems
 
 SIZES = (5, 8, 3, 12)
@@ -106,72 +103,3 @@ def test_it_gives_up_with_the_last_good_state():
 def test_wrong_rules_are_refused(rollback, message):
     with pytest.raises(ValueError, match=message):
         _simulate(0.1, rollback=rollback)
-
-
-# Memory ---------------------------------------------------------------------------------------
-
-WIDE = fo.ClientData.from_list([{"x": np.ones((2, 500)), "y": np.ones(2)} for _ in range(2)])
-
-
-def _limited(limit, strategy="vmap"):
-    return fo.simulate(
-        fo.fedavg(fo.optimizers.sgd(0.1)), problems.MODEL, WIDE, 1, memory_limit=limit, cohort_size=2,
-        batch_size=2, local_steps=1, strategy=strategy, progress=False,
-    )  # fmt: skip
-
-
-def test_a_run_that_does_not_fit_is_refused_with_what_does():
-    """Between what the two need, the one is refused, and the other is what it suggests."""
-    with pytest.raises(ValueError, match=r"data 15\.\d+ KiB, state 7\.\d+ KiB, program") as refused:
-        _limited(1)
-    assert "Already the arrays do not fit, whatever the cohort" in str(refused.value)
-    with pytest.raises(ValueError, match="memory_limit=1,") as other:
-        _limited(1, "scan")
-    texts = (str(error.value) for error in (other, refused))
-    least, most = (float(re.search(r"needs ([\d.]+) KiB", text).group(1)) for text in texts)
-    assert least < most
-    between = int(1024 * (least + most) / 2)
-    with pytest.raises(ValueError, match='strategy="scan" is the largest that fits'):
-        _limited(between)
-    assert _limited(between, "scan").stopped == "1 rounds done"
-
-
-@pytest.mark.parametrize(
-    ("strategy", "fits", "hint"),
-    [
-        (
-            "vmap",
-            lambda s, n: s.name == "chunked" and s.size <= 8,
-            'fo.Strategy("chunked", size=7)',
-        ),
-        ("vmap", lambda s, n: s.name == "scan", 'strategy="scan" is the largest'),
-        (
-            "vmap",
-            lambda s, n: s.name == "scan" and n <= 11,
-            "A cohort of 11 clients is the largest",
-        ),
-        ("scan", lambda s, n: n <= 5, "A cohort of 5 clients is the largest"),
-        ("scan", lambda s, n: n <= 1, "A cohort of 1 clients is the largest"),
-        ("scan", lambda s, n: False, "Not even a cohort of one client fits"),
-    ],
-)
-def test_the_largest_that_fits_is_found(strategy, fits, hint):
-    fixed = _Fixed(fo.Strategy(strategy))
-    found = memory._what_fits(fixed, 31, lambda fixed, size: fits(fixed.strategy, size))
-    assert hint in found
-
-
-class _Fixed(NamedTuple):
-    strategy: fo.Strategy
-
-
-def test_arrays_that_clearly_do_not_fit_are_refused_without_being_asked(monkeypatch):
-    monkeypatch.setattr("fedjax_opt.training.memory.available_bytes", lambda: 1000)
-    with pytest.raises(ValueError, match=r"The run's arrays need .* but there are 1000 B"):
-        _limited(None)
-
-
-def test_what_there_is_is_found():
-    assert 2**28 < memory.available_bytes() < 2**50
-    with pytest.raises(ValueError, match=r"memory_limit must be a whole number .* got 'lots'"):
-        _limited("lots")

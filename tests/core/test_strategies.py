@@ -20,10 +20,11 @@ def mesh(count):
 
 def run(strategy):
     """Three rounds of SCAFFOLD with a full-batch probe, five of seven clients in each."""
-    return fo.run_rounds(
-        SCAFFOLD, problems.MODEL, DATA, problems.start(SCAFFOLD, 7), 3, cohort_size=5,
-        batch_size=4, local_epochs=2, strategy=strategy,
-    )  # fmt: skip
+    federation = fo.Federation(
+        problems.MODEL, DATA, cohort=5, local_steps=fo.epochs(2), batch_size=4
+    )
+    state = problems.start(SCAFFOLD, 7)
+    return fo.run_rounds(SCAFFOLD, federation, state, 3, strategy=strategy)
 
 
 @pytest.fixture(scope="module")
@@ -71,67 +72,6 @@ def test_auto_on_an_accelerator_waits_for_the_shapes(monkeypatch):
     assert strategies.resolve("auto").name == "auto"
 
 
-def test_candidates_go_from_the_fastest_to_the_smallest():
-    options = strategies.candidates(cohort_size=10, num_devices=1)
-    assert [option.name for option in options] == ["vmap", "chunked", "chunked", "scan"]
-    assert [option.size for option in options[1:3]] == [5, 2]
-    assert [option.name for option in strategies.candidates(1, 1)] == ["vmap", "scan"]
-    several = strategies.candidates(cohort_size=10, num_devices=4)
-    assert [(option.name, option.inner) for option in several] == [
-        ("sharded", "vmap"),
-        ("sharded", "scan"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("available", "name", "size"),
-    [
-        (float("inf"), "vmap", None),
-        (1250, "vmap", None),  # 1000 bytes are just within four fifths of it
-        (1249, "chunked", 5),
-        (500, "chunked", 2),
-        (249, "scan", None),
-        (0, "scan", None),
-    ],
-)
-def test_the_first_strategy_that_fits_is_taken(available, name, size):
-    per_client = 100
-    asked = []
-
-    def temporary_bytes(option):
-        asked.append(option.name)
-        return per_client * {"vmap": 10, "scan": 1}.get(option.name, option.size)
-
-    chosen = strategies.fit_memory(strategies.candidates(10, 1), temporary_bytes, available)
-    assert chosen.name == name
-    assert size is None or chosen.size == size
-    assert "scan" not in asked, "the last resort need not be compiled to be chosen"
-
-
-def test_settle_asks_the_compiled_program(monkeypatch):
-    """An accelerator of 1000 free bytes, and programs that need 300 bytes per client at once."""
-
-    class Device:
-        def memory_stats(self):
-            return {"bytes_limit": 3000, "bytes_in_use": 2000}
-
-    class Program:
-        def __init__(self, option):
-            self.temp_size_in_bytes = 300 * {"vmap": 8, "scan": 1}.get(option.name, option.size)
-
-        def compile(self):
-            return self
-
-        def memory_analysis(self):
-            return self
-
-    monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
-    monkeypatch.setattr(jax, "device_count", lambda: 1)
-    chosen = strategies.settle(fo.Strategy("auto"), 8, Program)
-    assert (chosen.name, chosen.size) == ("chunked", 2)
-    assert strategies.settle(fo.Strategy("vmap"), 8, None) == fo.Strategy("vmap")
-
-
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
@@ -152,7 +92,7 @@ def test_settle_asks_the_compiled_program(monkeypatch):
 )
 def test_wrong_strategies_are_refused(strategy, message):
     with pytest.raises(ValueError, match=message):
-        fo.make_round(SCAFFOLD, problems.MODEL, strategy)
+        fo.make_round(SCAFFOLD, problems.MODEL, strategy=strategy)
 
 
 @pytest.mark.parametrize("limit", [1, 100, 10**6], ids=["row by row", "a few", "all"])

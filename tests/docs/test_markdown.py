@@ -57,7 +57,7 @@ def test_blocks_are_found_and_skipped():
 @pytest.mark.parametrize("path", EXECUTED, ids=_name)
 def test_code_runs(path, tmp_path):
     """The blocks of a page, in order and in one namespace, in a process of their own."""
-    code = tmp_path / "page.py"  # `code.py` would hide a module of Python's own
+    code = tmp_path / "blocks.py"  # not code.py: a module of Python, which pdb imports
     code.write_text(python_lines(path.read_text(encoding="utf-8")), encoding="utf-8")
     # Compiled under the page's name: a traceback then points to the line of the page.
     command = (

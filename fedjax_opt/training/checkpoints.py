@@ -1,0 +1,559 @@
+"""Checkpoints of a run, by orbax: whole or not at all, verified when read, refused if they do not fit.
+
+    20/state/                the whole state, as orbax writes it
+    20/about.json            what run it is of, what else it remembers, the SHA-256 of every other file
+    history/00010-00020.npz  the rounds and evaluations since the checkpoint before; also in about.json
+
+A checkpoint is filled under a name that nobody reads, forced to the disk, sealed with about.json, and
+only then renamed to the number of rounds done. Folders are deleted the other way round. A kill at any
+moment leaves a checkpoint that is whole, or one that is ignored.
+
+It is orbax's AsyncCheckpointer that writes, not the CheckpointManager around it. That one deletes old
+checkpoints before the new one is sealed: with one to keep, 8 of 20 kills left none that was whole, and
+here 0 of 20. Nor could one that lost its seal be told from one that had none yet.
+"""
+
+import hashlib
+import io
+import json
+import math
+import pathlib
+import shutil
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_opt.core import checks
+from fedjax_opt.core.state import FederatedState
+from fedjax_opt.execution import distributed
+from fedjax_opt.storage import durable
+from fedjax_opt.training import fingerprint
+
+_FORMAT, _VERSION = "fedjax_opt checkpoint", 3
+_ABOUT, _STATE, _HISTORY, _LOCK = "about.json", "state", "history", ".lock"
+_OLD_MANIFEST = "manifest.json"  # of versions 1 and 2
+_PARTIAL, _DELETED = ".partial-", ".deleted-"
+# What grows by rows, of which a checkpoint writes the new ones.
+_GROWING = ("rounds", "evaluations")
+_ARRAY = "dtype of array"  # marks an array in what is otherwise JSON
+
+
+class Checkpoints:
+    """A directory of checkpoints of one run.
+
+    They are written in the background, from a copy of the state: a run is held up only while the state
+    is copied to the host, or if the last checkpoint is still being written when the next one is due.
+
+    Args:
+      directory: where they are kept; made if missing.
+      keep: how many of the newest stay.
+      keep_every: those whose round is a multiple of it stay as well, however old; None for none.
+      best_metric: the name of an evaluated metric: the checkpoint that is best by it stays as well.
+      maximise: whether larger is better in that metric.
+      allow: what a run may differ in from the checkpoint that it resumes from: any of
+        'hyperparameters' (all numbers of the run), 'program' (what functions of the same names compute),
+        'data' and 'versions'. What differs is then told in a warning, and otherwise refused. Another
+        model, algorithm, population or seed is always refused.
+      asynchronous: whether to write in the background.
+
+    Example:
+      >>> import tempfile
+      >>> import jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> algorithm = fo.fedavg(fo.optimizers.sgd(0.1))
+      >>> state = fo.first_state(algorithm, {"w": jnp.ones(3)}, num_clients=5)
+      >>> with tempfile.TemporaryDirectory() as directory:
+      ...     with fo.Checkpoints(directory, keep=2, keep_every=100) as checkpoints:
+      ...         checkpoints.save(state, history={})
+      ...         restored, history = checkpoints.restore(state)
+      >>> int(restored.round)
+      0
+    """
+
+    def __init__(
+        self,
+        directory: str | pathlib.Path,
+        keep: int = 3,
+        *,
+        keep_every: int | None = None,
+        best_metric: str | None = None,
+        maximise: bool = False,
+        allow: Sequence[str] = (),
+        asynchronous: bool = True,
+    ):
+        self.keep = checks.integer("keep", keep, low=1)
+        if keep_every is not None:
+            checks.integer("keep_every", keep_every, low=1)
+        self._keep_every, self._best_metric, self._maximise = keep_every, best_metric, maximise
+        self._allow = (allow,) if isinstance(allow, str) else tuple(allow)
+        for name in self._allow:
+            checks.choice("allow", name, fingerprint.CHANGES)
+        self._orbax = _import_orbax()
+        self.directory = pathlib.Path(directory).absolute()
+        self._writer: Any = None
+        self._worker = ThreadPoolExecutor(1, "fedjax_opt checkpoints")
+        self._asynchronous = asynchronous
+        self._pending: tuple[int, Future] | None = None
+        self._lock: durable.Lock | None = None
+        self._written: list[dict[str, Any]] = []  # the files of the history up to here
+
+    @property
+    def rounds(self) -> list[int]:
+        """The rounds of which there are checkpoints, in order."""
+        self.wait()
+        return _numbers(self.directory)
+
+    @property
+    def latest_round(self) -> int | None:
+        """The number of rounds done in the newest checkpoint; None if there is none."""
+        return max(self.rounds, default=None)
+
+    @property
+    def best_round(self) -> int | None:
+        """The round of the checkpoint that is best by `best_metric`, the earliest of equal ones."""
+        self.wait()
+        return self._best()
+
+    def check_metrics(self, names: Collection[str]) -> None:
+        """Refuses a `best_metric` that nobody measures; `save` does it too, when rounds were played.
+
+        Args:
+          names: of the scalars that `save` will be given.
+        """
+        if self._best_metric is not None and self._best_metric not in names:
+            raise ValueError(
+                f"best_metric must be one of the evaluated {sorted(names)}, got"
+                f" {self._best_metric!r}."
+            )
+
+    def save(
+        self,
+        state: FederatedState,
+        history: Mapping[str, Any],
+        *,
+        identity: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
+        protect: Iterable[int] = (),
+        round: int | None = None,
+    ) -> None:
+        """Begins to write a checkpoint for the state's round, which must be later than all others.
+
+        The state is copied before it returns; its buffers may be given up at once. If there are several
+        processes, all of them call it.
+
+        Args:
+          state: the state.
+          history: what else is to be kept, mappings of arrays and of what JSON can write. The arrays in
+            'rounds' and in 'evaluations' grow: of these, only the rows since the last checkpoint are
+            written.
+          identity: what makes this run the one that it is, texts by path by part; `simulate` describes
+            its own. A run that is resumed with another one is refused.
+          metrics: the newest evaluation, scalars by name, among them the `best_metric`; None for a
+            state that was not evaluated, which then is never the best.
+          protect: rounds whose checkpoints stay as well when this one is written.
+          round: its number; that of the state by default.
+
+        Raises:
+          OSError: if this checkpoint, or the one before, could not be written.
+          ValueError: if there is a checkpoint of this round or of a later one.
+        """
+        number = int(state.round) if round is None else round
+        if metrics is not None:
+            metrics = {name: float(x) for name, x in metrics.items()}
+            self.check_metrics(metrics)
+        newest = distributed.from_first(self.latest_round)
+        if newest is not None and number <= newest:
+            raise ValueError(
+                f"{self.directory} holds a checkpoint of round {newest}, so one of round {number}"
+                " cannot be the newest. Choose another directory, or call delete_after with the round"
+                " from which the run goes on."
+            )
+        growing = {name: history[name] for name in _GROWING if name in history}
+        rows, counts = self._new_rows(growing)
+        about = fingerprint.circumstances() | {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "round": number,
+            "versions": fingerprint.versions(),
+            "leaves": _describe(state),
+            "metrics": metrics or {},
+            "memory": json.dumps(dict(history) | {name: {} for name in growing}, default=_as_json),
+            **(identity or {}),
+        }
+        if self._writer is None:
+            self._writer = self._orbax.AsyncCheckpointer(self._orbax.StandardCheckpointHandler())
+        folder = self.directory / f"{_PARTIAL}{number}"
+        if jax.process_index() == 0:
+            self._hold()
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        flat = {name: _copied(leaf) for name, leaf in _flat(state).items() if leaf.size}
+        self._writer.save(folder / _STATE, args=self._orbax.args.StandardSave(flat))
+        task = self._finish, number, about, rows, counts, tuple(protect)
+        self._pending = number, self._worker.submit(*task)
+        if not self._asynchronous:
+            self.wait()
+
+    def _hold(self) -> None:
+        """Keeps other runs out of the directory, and clears away what a kill has left in it."""
+        if self._lock is None:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._lock = durable.Lock(self.directory / _LOCK)
+            for entry in self.directory.iterdir():
+                if entry.name.startswith((_PARTIAL, _DELETED)):
+                    shutil.rmtree(entry, ignore_errors=True)
+            _forget_after(self.directory, max(_numbers(self.directory), default=-1))
+
+    def _new_rows(
+        self, growing: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+        """Copies of the rows that no file has yet, and their number by section."""
+        rows, counts = {}, {}
+        for section, columns in growing.items():
+            lengths = {len(column) for column in columns.values()}
+            old = sum(file["rows"].get(section, 0) for file in self._written)
+            if len(lengths) > 1 or max(lengths, default=0) < old:
+                raise ValueError(
+                    f"history must hold all rows of {section!r}, as many in each column and at least"
+                    f" the {old} that are saved already, got {sorted(lengths)}."
+                )
+            counts[section] = max(lengths, default=0) - old
+            rows |= {
+                f"{section}/{name}": np.array(column[old:]) for name, column in columns.items()
+            }
+        return rows, counts
+
+    def _finish(
+        self,
+        number: int,
+        about: dict[str, Any],
+        rows: dict[str, np.ndarray],
+        counts: dict[str, int],
+        protect: tuple[int, ...],
+    ) -> None:
+        """Seals a checkpoint when all processes have written their part of it."""
+        partial = self.directory / f"{_PARTIAL}{number}"
+        try:
+            self._writer.wait_until_finished()
+            if jax.process_index() != 0:
+                return
+            written = [*self._written, *self._write_rows(number, rows, counts)]
+            about |= {_HISTORY: written, "sealed": durable.seal(partial)}
+            durable.write_json(partial / _ABOUT, about)
+            partial.rename(self.directory / str(number))
+            durable.force_names(self.directory)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        self._written = written
+        for old in self._superfluous(protect):
+            _delete(self.directory, old)
+
+    def _write_rows(
+        self, number: int, rows: dict[str, np.ndarray], counts: dict[str, int]
+    ) -> list[dict[str, Any]]:
+        """Writes a file of the history, if there is something new; what a checkpoint says of it."""
+        if not any(counts.values()):
+            return []
+        first = self._written[-1]["last"] if self._written else 0
+        path = self.directory / _HISTORY / f"{first:05d}-{number:05d}.npz"
+        path.parent.mkdir(exist_ok=True)
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **rows)
+        durable.replace(path, buffer.getvalue())
+        checksum = _sha256(buffer.getvalue())
+        return [{"file": path.name, "last": number, "rows": counts, "sha256": checksum}]
+
+    def _superfluous(self, protect: tuple[int, ...]) -> list[int]:
+        numbers = _numbers(self.directory)
+        stay = {*numbers[-self.keep :], *protect, self._best()}
+        if self._keep_every is not None:
+            stay |= {number for number in numbers if number % self._keep_every == 0}
+        return [number for number in numbers if number not in stay]
+
+    def _best(self) -> int | None:
+        if self._best_metric is None:
+            return None
+        sign, values = -1 if self._maximise else 1, {}
+        for number in _numbers(self.directory):
+            try:
+                about = durable.read_json(self.directory / str(number) / _ABOUT)
+                values[number] = sign * float(about["metrics"].get(self._best_metric, math.nan))
+            except (ValueError, KeyError):  # what cannot be read is not the best
+                continue
+        known = [number for number, value in values.items() if not math.isnan(value)]
+        return min(known, key=lambda number: (values[number], number), default=None)
+
+    def wait(self) -> None:
+        """Returns when nothing is being written any more; raises what went wrong with it."""
+        if self._pending is None:
+            return
+        (number, written), self._pending = self._pending, None
+        try:
+            written.result()
+        except BaseException as error:
+            error.add_note(f"Writing the checkpoint of round {number} failed; see above.")
+            raise
+
+    def restore(
+        self,
+        state: FederatedState,
+        *,
+        identity: Mapping[str, Any] | None = None,
+        round: int | None = None,
+    ) -> tuple[FederatedState, dict[str, Any]]:
+        """A checkpoint's state and history, after all of its checksums have been verified.
+
+        Args:
+          state: a state of the run that is to be continued; it says what must be in the checkpoint, and
+            on which devices the restored state is put.
+          identity: what makes this run the one that it is, as for `save`; None is not compared.
+          round: which checkpoint; the newest by default.
+
+        Returns:
+          The state and the history.
+
+        Raises:
+          ValueError: if there is no checkpoint, if it is damaged, or if it is of another run; the
+            message says what differs.
+        """
+        rounds = self.rounds
+        number = max(rounds, default=None) if round is None else round
+        if number is None or number not in rounds:
+            which = "no checkpoint" if round is None else f"no checkpoint of round {round}"
+            raise ValueError(f"{self.directory} holds {which} to restore; it has {rounds}.")
+        where = f"The checkpoint of round {number} in {self.directory}"
+        try:
+            about = _verified(self.directory, number)
+            here = {"leaves": _describe(state), "versions": fingerprint.versions()}
+            fingerprint.check_same_run(about, here | dict(identity or {}), self._allow, where)
+            restored = self._read_state(self.directory / str(number), state)
+            history = _read_history(self.directory, about)
+        except fingerprint.OtherRun as error:
+            raise ValueError(f"{where} {error}") from None
+        except Exception as error:
+            raise ValueError(
+                f"{where} cannot be read: {str(error).removesuffix('.')}."
+                f" {_way_on(self.directory, number)}"
+            ) from error
+        self._written = about[_HISTORY]
+        return restored, history
+
+    def _read_state(self, folder: pathlib.Path, like: chex.ArrayTree) -> Any:
+        """The state, on the devices where another one like it is."""
+        flat = _flat(like)
+        wanted = {name: _wanted(leaf) for name, leaf in flat.items() if leaf.size}
+        # Each process reads by itself, and of a divided array what its devices need.
+        alone = self._orbax.options.MultiprocessingOptions(
+            primary_host=jax.process_index(), active_processes={jax.process_index()}
+        )
+        handler = self._orbax.StandardCheckpointHandler(multiprocessing_options=alone)
+        with self._orbax.Checkpointer(handler, multiprocessing_options=alone) as reader:
+            found = reader.restore(folder / _STATE, args=self._orbax.args.StandardRestore(wanted))
+        leaves = [
+            _as_before(found[name] if plain.size else np.zeros(plain.shape, plain.dtype), leaf)
+            for (name, plain), leaf in zip(flat.items(), jax.tree.leaves(like), strict=True)
+        ]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+    def delete_after(self, round_number: int) -> None:
+        """Deletes the checkpoints of later rounds, the newest first: the run went another way.
+
+        Args:
+          round_number: the round of the newest one that stays.
+        """
+        later = [number for number in self.rounds if number > round_number]
+        if later and jax.process_index() == 0:
+            self._hold()
+            for number in reversed(later):
+                _delete(self.directory, number)
+            _forget_after(self.directory, round_number)
+            durable.force_names(self.directory)
+        self._written = [file for file in self._written if file["last"] <= round_number]
+
+    def close(self) -> None:
+        """Waits for what is being written, and lets go of the directory until the next `save`."""
+        try:
+            self.wait()
+        finally:
+            if self._lock is not None:
+                self._lock.close()
+                self._lock = None
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _import_orbax() -> Any:
+    try:
+        import orbax.checkpoint
+    except ImportError as error:
+        raise ImportError(
+            "Checkpoints need orbax: pip install 'fedjax_opt[checkpoint]'."
+        ) from error
+    return orbax.checkpoint
+
+
+# Folders and files ------------------------------------------------------------------------------
+
+
+def _numbers(directory: pathlib.Path) -> list[int]:
+    """The rounds of the checkpoints that are there, in order."""
+    if not directory.is_dir():
+        return []
+    names = [entry.name for entry in directory.iterdir() if entry.name.isdecimal()]
+    return sorted(int(name) for name in names if str(int(name)) == name)
+
+
+def _delete(directory: pathlib.Path, number: int) -> None:
+    """Removes a checkpoint: at no moment is a part of it there under its number."""
+    going = directory / f"{_DELETED}{number}"
+    shutil.rmtree(going, ignore_errors=True)
+    (directory / str(number)).rename(going)
+    shutil.rmtree(going, ignore_errors=True)
+
+
+def _forget_after(directory: pathlib.Path, number: int) -> None:
+    """Removes the history of later rounds, which no checkpoint names any more."""
+    for path in (directory / _HISTORY).glob("*-*.npz"):
+        if int(path.stem.partition("-")[2]) > number:
+            path.unlink()
+
+
+def _verified(directory: pathlib.Path, number: int) -> dict[str, Any]:
+    """What a checkpoint says of itself, after comparing each of its files with its checksum."""
+    folder = directory / str(number)
+    about: dict[str, Any] = {"format": _FORMAT, "version": "1 or 2"}
+    if not (folder / _OLD_MANIFEST).exists():
+        about = durable.read_json(folder / _ABOUT)
+    if (about.get("format"), about.get("version")) != (_FORMAT, _VERSION):
+        raise ValueError(
+            f"it is of format {about.get('format')!r}, version {about.get('version')}; this version of"
+            f" fedjax_opt reads {_FORMAT!r}, version {_VERSION}"
+        )
+    if about["round"] != number:
+        raise ValueError(f"it was written as that of round {about['round']!r}")
+    durable.verify(folder, about["sealed"] | {_ABOUT: _sha256((folder / _ABOUT).read_bytes())})
+    for file in about[_HISTORY]:
+        path = directory / _HISTORY / file["file"]
+        with durable.named(path, "cannot be read"):
+            content = path.read_bytes()
+        if _sha256(content) != file["sha256"]:
+            raise ValueError(f"{path} is damaged: its SHA-256 is not what was written")
+    return about
+
+
+def _way_on(directory: pathlib.Path, number: int) -> str:
+    """How to resume in spite of a damaged checkpoint."""
+    for earlier in reversed([n for n in _numbers(directory) if n < number]):
+        try:
+            _verified(directory, earlier)
+        except (ValueError, KeyError):
+            continue
+        between = [n for n in _numbers(directory) if earlier < n <= number]
+        folders = " and ".join(str(directory / str(n)) for n in between)
+        return f"Move {folders} away to resume from round {earlier}, which is whole."
+    return "No earlier one is whole: move the directory away to begin anew."
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+# A history as files can hold it -----------------------------------------------------------------
+
+
+def _read_history(directory: pathlib.Path, about: Mapping[str, Any]) -> dict[str, Any]:
+    history = json.loads(about["memory"], object_hook=_from_json)
+    parts: dict[str, list[np.ndarray]] = {}
+    for file in about[_HISTORY]:
+        with np.load(directory / _HISTORY / file["file"]) as found:
+            for name in found.files:
+                parts.setdefault(name, []).append(found[name])
+    for name, columns in parts.items():
+        section, _, column = name.partition("/")
+        history[section][column] = np.concatenate(columns)
+    return history
+
+
+def _as_json(value: Any) -> dict[str, Any]:
+    """An array as JSON can hold it, to the bit."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufU":
+        raise ValueError(
+            f"history must hold arrays and what JSON can write, got {type(value).__name__}."
+        )
+    return {_ARRAY: str(array.dtype), "shape": array.shape, "values": array.ravel().tolist()}
+
+
+def _from_json(value: dict[str, Any]) -> Any:
+    if _ARRAY not in value:
+        return value
+    return np.array(value["values"], value[_ARRAY]).reshape(value["shape"])
+
+
+# A state as files can hold it -------------------------------------------------------------------
+
+
+def _flat(tree: chex.ArrayTree) -> dict[str, Any]:
+    """Arrays by place and path; a key as the words that it holds."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {
+        f"{i:04d}{jax.tree_util.keystr(path)}": jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        for i, (path, leaf) in enumerate(leaves)
+    }
+
+
+def _describe(tree: chex.ArrayTree) -> dict[str, str]:
+    """The dtype and shape of each array by path; of a state, also its number of clients."""
+    found = {}
+    if isinstance(tree, FederatedState):
+        found["num_clients"] = fingerprint.of_array(tree.num_clients)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        found[jax.tree_util.keystr(path)] = f"{leaf.dtype}{list(leaf.shape)}"
+    return found
+
+
+def _is_divided(leaf: Any) -> bool:
+    """Whether no process has the whole of an array."""
+    return isinstance(leaf, jax.Array) and not (
+        leaf.is_fully_addressable or leaf.is_fully_replicated
+    )
+
+
+def _copied(leaf: Any) -> Any:
+    """An array that shares no memory with this one, which may be given up next."""
+    if not _is_divided(leaf):
+        return np.array(leaf, copy=True)
+    # orbax copies to the host before it returns, but what is there already it does not copy.
+    return jnp.copy(leaf) if jax.default_backend() == "cpu" else leaf
+
+
+def _wanted(leaf: Any) -> Any:
+    if _is_divided(leaf):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+    # Arrays of NumPy: what devices there were when it was written does not matter then.
+    return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+
+
+def _as_before(array: Any, leaf: Any) -> Any:
+    """An array with the type and on the devices of a leaf."""
+    if isinstance(leaf, jax.Array) and not _is_divided(leaf):
+        # Every process has read the same: nothing is sent between them.
+        whole, sharding = array, leaf.sharding
+        array = jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+    if _is_key(leaf):
+        array = jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf))
+    return array
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -1,0 +1,348 @@
+"""What makes a run the one that it is, and how a run finds out that a checkpoint is of another one.
+
+Four things are compared: the names of functions, the program that the rounds are compiled from,
+numbers, and data. The program is the jaxpr of a round. So a constant inside of a function, a global that
+it reads and a helper that it calls belong to it. It is traced for shapes: hyperparameters, the devices
+and the way in which clients are spread over them are not in it.
+"""
+
+import dataclasses
+import datetime
+import functools
+import hashlib
+import platform
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from fedjax_opt.core.algorithm import Algorithm
+from fedjax_opt.core.client_data import ClientData, StoredClients
+from fedjax_opt.core.federation import Epochs
+from fedjax_opt.core.state import FederatedState
+from fedjax_opt.engine.preparation import Prepared
+from fedjax_opt.engine.run import one_round
+from fedjax_opt.execution.strategies import Strategy
+
+# What a run may differ in from the checkpoint that it resumes from, if it is asked for.
+CHANGES = ("hyperparameters", "program", "data", "versions")
+# What a run may never differ in, by the part of a checkpoint that says so.
+_STRICT = {
+    "trials": "a wave of other runs",
+    "leaves": "another model, algorithm or population",
+    "seed": "a run with another seed",
+    "functions": "another model, algorithm or run",
+    "recorded": "a run whose history holds other things",
+}
+_COMPARED = ("fedjax_opt", "jax", "jaxlib", "numpy", "optax")
+_LISTED = 5
+# Arrays up to this size are written out, larger ones as a checksum.
+_SHOWN = 8
+_DIGITS = 16
+# Of an array with more bytes, so many evenly spaced blocks that are as large together are hashed.
+_WHOLE_BYTES, _BLOCKS = 2**28, 64
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def versions() -> dict[str, str]:
+    """The versions of everything that the numbers of a run, or its files, may depend on."""
+    found = {"python": platform.python_version()}
+    for name in (*_COMPARED, "orbax-checkpoint"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "unknown"
+    return found
+
+
+def circumstances() -> dict[str, Any]:
+    """When and where a checkpoint is written: for people to read, never compared."""
+    return {
+        "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "system": platform.platform(),
+            "backend": jax.default_backend(),
+            "devices": jax.device_count(),
+            "device": jax.devices()[0].device_kind,
+        },
+    }
+
+
+def of_run(
+    prepared: Prepared,
+    state: FederatedState,
+    algorithm: Algorithm,
+    rollback: object = None,
+    **recorded: object,
+) -> dict[str, dict[str, str]]:
+    """What makes a run the one that it is, apart from its state.
+
+    How many rounds it has, how they are cut into chunks and how clients are spread over devices change
+    no number, and are left out.
+
+    Args:
+      prepared: what its program is called with.
+      state: the state that it starts from; of it, the key and the shapes.
+      algorithm: the algorithm of the first round.
+      rollback: the rules by which it may go back, if any.
+      recorded: what else decides which columns the history has.
+
+    Returns:
+      By name: `functions`, `program`, `hyperparameters`, `data`, `recorded` and `seed`, texts by path.
+    """
+    federation = prepared.federation
+    steps, rate = prepared.controls
+    parts = {
+        "algorithm": algorithm,
+        "algorithm_by_rate": getattr(prepared.algorithm, "make", None),  # of one that is scheduled
+        "model": federation.model,
+        "cohort": federation.cohort,
+        "local_epochs" if isinstance(federation.local_steps, Epochs) else "local_steps": steps,
+        "learning_rate": rate,
+        "batch_size": federation.batch_size,
+        "batching": federation.batching,
+        "weighting": federation.weighting,
+        "guard": federation.guard,
+        "rollback": rollback,
+    }
+    functions, numbers = describe(**parts)
+    columns = {"diagnostics": str(sorted(prepared.diagnostics))}
+    return {
+        "functions": functions,
+        "program": _program(prepared, state, algorithm),
+        "hyperparameters": numbers,
+        "data": of_data(data=federation.clients, validation=federation.validation),
+        "recorded": columns | {name: str(value) for name, value in recorded.items()},
+        "seed": {"key": of_array(state.key)},
+    }
+
+
+def _program(prepared: Prepared, state: FederatedState, algorithm: Algorithm) -> dict[str, str]:
+    """Checksums of what is compiled: of a round, its clients one after the other."""
+    clients: Any = prepared.federation.clients
+    number = clients.num_clients
+    # Wherever examples and clients' states are kept: all of them are arrays here, of which only the
+    # shapes are looked at.
+    data = ClientData(clients.examples, clients.offsets, clients.sizes)
+    prepared = prepared.with_clients(data).replace(strategy=Strategy("scan"))
+    abstract, state = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), (prepared, state)
+    )
+    rows = jax.eval_shape(algorithm.init_client, state.variables)
+    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((number, *x.shape), x.dtype), rows)
+    # A new function: JAX remembers the jaxprs of those that it has seen, whatever globals they read.
+    jaxpr = jax.make_jaxpr(lambda prepared, state: one_round(prepared, state))(
+        abstract, state._replace(clients=rows)
+    )
+    return {"round": of_jaxpr(jaxpr)}
+
+
+def of_jaxpr(jaxpr: ClosedJaxpr) -> str:
+    """A checksum of a program and all constants in it; the same in every process."""
+    text = str(jaxpr.jaxpr.pretty_print(use_color=False))
+    found = [_ADDRESS.sub("", text), *map(of_array, _constants(jaxpr))]
+    return digest("\n".join(found).encode())
+
+
+def _constants(jaxpr: ClosedJaxpr | Jaxpr) -> Iterator[chex.Array]:
+    """All numbers in a program, however deep: as text, arrays are abbreviated or left out."""
+    if isinstance(jaxpr, ClosedJaxpr):
+        yield from jaxpr.consts
+        jaxpr = jaxpr.jaxpr
+    for equation in jaxpr.eqns:
+        yield from (x.val for x in equation.invars if isinstance(x, Literal))
+        for inner in jax.tree.leaves(equation.params, is_leaf=_is_jaxpr):
+            if _is_jaxpr(inner):
+                yield from _constants(inner)
+
+
+def _is_jaxpr(value: object) -> bool:
+    return isinstance(value, (ClosedJaxpr, Jaxpr))
+
+
+def describe(**parts: object) -> tuple[dict[str, str], dict[str, str]]:
+    """The functions and the numbers that some values consist of, as texts by path.
+
+    Arguments of partials, containers, dataclasses and pytrees are followed; what a function closes over
+    is not: it is in the program.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> from fedjax_opt.training.fingerprint import describe
+      >>> functions, numbers = describe(algorithm=fo.fedavg(fo.optimizers.sgd(0.1)))
+      >>> functions["algorithm.finish"]
+      'fedjax_opt.algorithms.fedavg.finish'
+    """
+    functions: dict[str, str] = {}
+    numbers: dict[str, str] = {}
+    for name, value in parts.items():
+        _walk(value, name, functions, numbers)
+    return functions, numbers
+
+
+def _walk(value: Any, path: str, functions: dict[str, str], numbers: dict[str, str]) -> None:
+    inner: Mapping[str, object] = {}
+    if isinstance(value, (bool, int, float, complex, str, np.ndarray, np.generic, jax.Array)):
+        numbers[path] = repr(value) if isinstance(value, str) else of_array(value)
+    elif isinstance(value, functools.partial):
+        inner = {"": value.func} | {f"[{i}]": x for i, x in enumerate(value.args)}
+        inner |= {f"[{name}]": x for name, x in value.keywords.items()}
+    elif names := _fields(value):
+        functions[path] = _name(type(value))
+        inner = {f".{name}": getattr(value, name) for name in names}
+    elif callable(value):
+        functions[path] = _name(value if hasattr(value, "__name__") else type(value))
+    else:
+        leaves = jax.tree_util.tree_leaves_with_path(value, is_leaf=lambda x: x is not value)
+        inner = {jax.tree_util.keystr(keys): x for keys, x in leaves if x is not value}
+    for key, part in inner.items():
+        _walk(part, path + key, functions, numbers)
+
+
+def _fields(value: Any) -> Sequence[str]:
+    """Of a dataclass or a named tuple, the names of what it holds."""
+    if isinstance(value, type):
+        return ()
+    if dataclasses.is_dataclass(value):
+        return [field.name for field in dataclasses.fields(value)]
+    return getattr(value, "_fields", ())
+
+
+def _name(value: Any) -> str:
+    """Where a function or a type is defined."""
+    module = getattr(value, "__module__", None) or type(value).__module__
+    return f"{module}.{getattr(value, '__qualname__', value.__name__)}"
+
+
+def digest(content: bytes) -> str:
+    """A short checksum, for people to compare as well."""
+    return hashlib.sha256(content).hexdigest()[:_DIGITS]
+
+
+def of_array(value: Any) -> str:
+    """An array as text: its type, and its content or a checksum of it."""
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return f"{value.dtype} {of_array(jax.random.key_data(value))}"
+    shape = np.shape(value)
+    if np.size(value) <= _SHOWN:
+        array = np.asarray(value)
+        # A number is the same number whether it is kept as an array or not.
+        return repr(array.item()) if not shape else f"{array.dtype}{[*shape]} {array.tolist()}"
+    found = hashlib.sha256()
+    for part in _blocks(value):
+        found.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+    return f"{value.dtype}{[*shape]} with checksum {found.hexdigest()[:_DIGITS]}"
+
+
+def _blocks(array: np.ndarray | jax.Array) -> Iterator[np.ndarray | jax.Array]:
+    """Rows of an array in order: all, or where that would be too many, of evenly spaced places."""
+    rows, width = array.shape[0], array.nbytes // array.shape[0]
+    if array.nbytes <= _WHOLE_BYTES:
+        starts, length = [0], rows
+    else:
+        length = max(_WHOLE_BYTES // _BLOCKS // width, 1)
+        starts = np.unique(np.linspace(0, rows - length, _BLOCKS).astype(np.int64))
+    yield from (array[int(start) : int(start) + length] for start in starts)
+
+
+def of_data(**parts: object) -> dict[str, str]:
+    """Examples as texts by path: their shapes and checksums."""
+    found = {}
+    for name, part in parts.items():
+        if isinstance(part, StoredClients):  # the checksums of all of its files are known already
+            found[f"{name}.files"] = f"files with checksum {part.files.checksum:08x}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(part):
+            found[name + jax.tree_util.keystr(path)] = of_array(leaf)
+    return found
+
+
+def differences(
+    there: Mapping[str, Any], here: Mapping[str, Any]
+) -> tuple[str, dict[str, list[str]]]:
+    """What a checkpoint and a run that is to be resumed from it differ in.
+
+    Programs are compared where the versions are the same: another JAX writes the same one differently.
+
+    Args:
+      there: what the checkpoint says about the run that wrote it.
+      here: the same of this run; a part that it does not have is not compared.
+
+    Returns:
+      A sentence about what may never differ, empty if nothing of that does; and by the name of a part
+      that may, what differs in it.
+    """
+    for part, what in _STRICT.items():
+        if part in here and (found := _unlike(there.get(part, {}), here[part])):
+            return f"is of {what}: {listed(found)}", {}
+    then, now = there.get("versions", {}), here["versions"]
+    changed = {
+        "versions": _unlike(
+            {name: then.get(name, "unknown") for name in _COMPARED},
+            {name: now[name] for name in _COMPARED},
+        )
+    }
+    if changed["versions"] and "program" in here:
+        changed["versions"].append("so the programs were not compared")
+    for part in ("hyperparameters", "data"):
+        if part in here:
+            changed[part] = _unlike(there.get(part, {}), here[part])
+    if "program" in here and not changed["versions"]:
+        then = there.get("program", {})
+        changed["program"] = [
+            f"the {name} computes something else: a function that it calls, a constant or a shape was"
+            " changed"
+            for name, checksum in here["program"].items()
+            if then.get(name) != checksum
+        ]
+    return "", {part: found for part, found in changed.items() if found}
+
+
+class OtherRun(Exception):
+    """Something was read well, and is not of this run."""
+
+
+def check_same_run(
+    there: Mapping[str, Any], here: Mapping[str, Any], allow: Sequence[str], where: str
+) -> None:
+    """Refuses to resume a run that differs, and warns of what it is allowed to differ in.
+
+    Args:
+      there: what was saved.
+      here: what the run is that resumes.
+      allow: the parts that may differ.
+      where: the name of what was saved.
+    """
+    never, changed = differences(there, here)
+    if never:
+        raise OtherRun(f"{never}.")
+    refused = {part: found for part, found in changed.items() if part not in allow}
+    if refused:
+        told = ". ".join(f"Other {part}: {listed(found)}" for part, found in refused.items())
+        raise OtherRun(
+            f"is of a run that differs from this one. {told}. To resume with these changes, use"
+            f" Checkpoints(..., allow={tuple(sorted({*allow, *refused}))!r})."
+        )
+    for part, found in changed.items():
+        warnings.warn(f"{where} is resumed with other {part}: {listed(found)}.", stacklevel=3)
+
+
+def listed(found: Sequence[str]) -> str:
+    """The first of some differences, and whether there are more."""
+    return "; ".join(found[:_LISTED]) + (
+        f"; and {len(found) - _LISTED} more" if found[_LISTED:] else ""
+    )
+
+
+def _unlike(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    return [
+        f"{path} is {there.get(path, 'missing')} there and {here.get(path, 'missing')} here"
+        for path in sorted(there.keys() | here.keys())
+        if there.get(path) != here.get(path)
+    ]
