@@ -87,7 +87,7 @@ def messages():
         del key
         return sum(jax.numpy.sum(x**2) for x in variables.params.values()) / 2, fo.Aux()
 
-    model, start = fo.Model(lambda key, batch: None, loss), fo.init_state(algorithm, parts, 8)
+    model, start = fo.Model(lambda key, batch: None, loss), fo.first_state(algorithm, parts, 8)
     start = fo.place(start)
 
     def some_rounds(state):

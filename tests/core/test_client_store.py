@@ -21,7 +21,7 @@ ROW_BYTES = 8 * problems.DIMENSION
 
 def beginning(algorithm=SCAFFOLD, num_clients=N, seed=0, params=None):
     params = {"w": jnp.array([0.3, -0.2, 0.1])} if params is None else params
-    state = fo.init_state(algorithm, params, 1, seed)
+    state = fo.first_state(algorithm, params, 1, seed)
     return state._replace(clients=(), num_clients=jnp.int32(num_clients))
 
 
