@@ -98,8 +98,8 @@ def _finish(local, context):
     return difference(local.variables, context.message.variables), ()
 
 
-def _server_step(server_learning_rate, momentum, server, aggregate, facts):
-    del facts
+def _server_step(server_learning_rate, momentum, server, aggregate, situation):
+    del situation
     m = trees.add_scaled(trees.scale(momentum, server.momentum), 1, aggregate.params)
     ahead = trees.add_scaled(aggregate.params, momentum, m)
     return Server(move(server.variables, aggregate._replace(params=ahead), server_learning_rate), m)

@@ -96,8 +96,8 @@ def _finish(mu, local, context):
     return delta, Client(trees.add_scaled(faded, -mu, delta.params), context.round)
 
 
-def _server_step(beta, server, aggregate, facts):
-    del facts
+def _server_step(beta, server, aggregate, situation):
+    del situation
     mean = move(server.variables, aggregate)
     ahead = trees.add_scaled(mean.params, beta, trees.subtract(mean.params, server.mean))
     return Server(mean._replace(params=ahead), mean.params)

@@ -94,8 +94,8 @@ def _finish(local, context):
     return Variables(local.gradient, change.state), ()
 
 
-def _server_step(optimizer, server, aggregate, facts):
-    del facts
+def _server_step(optimizer, server, aggregate, situation):
+    del situation
     params = server.variables.params
     updates, optimizer_state = optimizer.update(aggregate.params, server.optimizer, params)
     moved = move(server.variables, Variables(updates, aggregate.state))

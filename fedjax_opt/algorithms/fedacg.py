@@ -88,8 +88,8 @@ def _broadcast(momentum, server):
     return ModelState(server.variables._replace(params=ahead))
 
 
-def _server_step(momentum, server_learning_rate, server, aggregate, facts):
-    del facts
+def _server_step(momentum, server_learning_rate, server, aggregate, situation):
+    del situation
     change = trees.scale(momentum, server.momentum)
     change = trees.add_scaled(change, server_learning_rate, aggregate.params)
     variables = Variables(

@@ -107,7 +107,7 @@ def finish(local, context):
     return difference(local.variables, get_variables(context.message)), ()
 
 
-def server_step(server_learning_rate, server, aggregate, facts):
+def server_step(server_learning_rate, server, aggregate, situation):
     """x+ = x + eta_s mean(y - x)."""
-    del facts
+    del situation
     return ModelState(move(server.variables, aggregate, server_learning_rate))

@@ -91,8 +91,8 @@ def mix(alpha, gradient, direction):
     return trees.add_scaled(trees.scale(alpha, gradient), 1 - alpha, direction)
 
 
-def _server_step(optimizer, server_learning_rate, server, aggregate, facts):
-    del facts
+def _server_step(optimizer, server_learning_rate, server, aggregate, situation):
+    del situation
     direction = inversion.mean_gradient(optimizer, server.optimizer, aggregate.delta_per_step)
     return Server(
         move(server.variables, aggregate.delta, server_learning_rate),

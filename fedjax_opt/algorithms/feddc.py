@@ -146,9 +146,9 @@ def _receive(upload, num_steps):
     return Contribution(upload.delta, upload.control_change, Uniform(upload.delta.params))
 
 
-def _server_step(optimizer, server, aggregate, facts):
-    drift = trees.add_scaled(server.drift, facts.participation, aggregate.uniform_delta)
-    control = trees.add_scaled(server.control, facts.participation, aggregate.control_change)
+def _server_step(optimizer, server, aggregate, situation):
+    drift = trees.add_scaled(server.drift, situation.participation, aggregate.uniform_delta)
+    control = trees.add_scaled(server.control, situation.participation, aggregate.control_change)
     mean = move(server.variables, aggregate.delta)
     return Server(
         mean._replace(params=trees.add(mean.params, drift)),

@@ -105,7 +105,7 @@ def _receive(upload, num_steps):
     return Contribution(upload, Uniform(upload.params))
 
 
-def _server_step(alpha, server, aggregate, facts):
-    h = trees.add_scaled(server.h, -alpha * facts.participation, aggregate.uniform_delta)
+def _server_step(alpha, server, aggregate, situation):
+    h = trees.add_scaled(server.h, -alpha * situation.participation, aggregate.uniform_delta)
     mean = move(server.variables, aggregate.delta)
     return Server(mean._replace(params=trees.add_scaled(mean.params, -1 / alpha, h)), h)

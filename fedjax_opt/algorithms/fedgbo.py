@@ -98,8 +98,8 @@ def _receive(optimizer, upload, num_steps):
     return Contribution(upload.delta, per_step, upload.gradient)
 
 
-def _server_step(optimizer, server_learning_rate, server, aggregate, facts):
-    del facts
+def _server_step(optimizer, server_learning_rate, server, aggregate, situation):
+    del situation
     params = server.variables.params
     gradient = aggregate.gradient
     if not optimizer.averages:

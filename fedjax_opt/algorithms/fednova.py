@@ -100,8 +100,8 @@ def _finish(local, context):
     return Upload(direction, local.unit), client
 
 
-def _server_step(server_learning_rate, server, mean, facts):
-    del facts
+def _server_step(server_learning_rate, server, mean, situation):
+    del situation
     displacement = trees.scale(mean.length, mean.direction.params)
     delta = mean.direction._replace(params=displacement)
     return ModelState(move(server.variables, delta, server_learning_rate))

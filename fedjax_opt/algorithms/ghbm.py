@@ -43,9 +43,14 @@ class Server(NamedTuple):
     count: jax.Array
 
     @property
+    def _tau(self) -> int:
+        """The length of the ring; any, where all parameters are private and there is nothing in it."""
+        return next((ring.shape[0] for ring in jax.tree.leaves(self.past)), 1)
+
+    @property
     def momentum(self) -> Any:
         """(x_t - x_{t-tau}) / tau, and zero for the first tau rounds."""
-        tau = jax.tree.leaves(self.past)[0].shape[0]
+        tau = self._tau
         place = self.count % tau
 
         def heavy_ball(now, ring):
@@ -62,8 +67,7 @@ class Server(NamedTuple):
 
     def remember(self, variables: Variables) -> "Server":
         """The state of the next round, in which today's model is one of the past."""
-        tau = jax.tree.leaves(self.past)[0].shape[0]
-        place = self.count % tau
+        place = self.count % self._tau
         past = jax.tree.map(lambda ring, x: ring.at[place].set(x), self.past, self.variables.params)
         return Server(variables, past, self.count + 1)
 
@@ -173,6 +177,6 @@ def _nesterov_step(optimizer, beta, local, objective, batch, context):
     return descend(optimizer, local, gradient, evaluation), evaluation
 
 
-def _server_step(server_learning_rate, server, aggregate, facts):
-    del facts
+def _server_step(server_learning_rate, server, aggregate, situation):
+    del situation
     return server.remember(move(server.variables, aggregate, server_learning_rate))

@@ -66,7 +66,7 @@ def _broadcast(server):
     return ModelState(server.variables)
 
 
-def _server_step(beta, server_learning_rate, server, aggregate, facts):
-    del facts
+def _server_step(beta, server_learning_rate, server, aggregate, situation):
+    del situation
     moved = move(server.variables, aggregate, server_learning_rate)
     return server.remember(push(moved, beta, server.momentum))

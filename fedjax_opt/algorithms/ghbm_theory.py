@@ -120,16 +120,17 @@ def _step(optimizer, beta, local, objective, batch, context):
     return descend(optimizer, local, mixed, evaluation), evaluation
 
 
-def _server_step(optimizer, beta, server_learning_rate, server, aggregate, facts):
+def _server_step(optimizer, beta, server_learning_rate, server, aggregate, situation):
     used = inversion.mean_gradient(optimizer, server.optimizer, aggregate.delta_per_step)
     of_clients = trees.add_scaled(used, beta - 1, server.momentum)
     gradient = trees.scale(1 / beta, of_clients)
-    tau = jax.tree.leaves(server.past)[0].shape[0]
+    # Any length, where all parameters are private and there is nothing in the ring.
+    tau = next((ring.shape[0] for ring in jax.tree.leaves(server.past)), 1)
     place = server.count % tau
     past = jax.tree.map(lambda ring, g: ring.at[place].set(g), server.past, gradient)
     mean = jax.tree.map(lambda ring: jnp.mean(ring, axis=0), past)
     momentum = mix(beta, mean, server.momentum)
-    change = inversion.displacement(optimizer, server.optimizer, momentum, facts.num_steps)
+    change = inversion.displacement(optimizer, server.optimizer, momentum, situation.num_steps)
     return Server(
         variables=Variables(
             trees.add_scaled(server.variables.params, server_learning_rate, change),

@@ -77,8 +77,8 @@ def _finish(local, context):
     return (), local
 
 
-def _server_step(server, aggregate, facts):
-    del aggregate, facts
+def _server_step(server, aggregate, situation):
+    del aggregate, situation
     return server
 
 

@@ -90,8 +90,8 @@ def _finish(local, context):
     ), ()
 
 
-def _server_step(server_learning_rate, server, aggregate, facts):
-    del facts
+def _server_step(server_learning_rate, server, aggregate, situation):
+    del situation
     return Server(
         move(server.variables, aggregate.variables, server_learning_rate),
         move_state(server.optimizer, aggregate.optimizer),

@@ -87,8 +87,8 @@ def _minibatch_gradient(message, client, probe_data):
     return probe_data.minibatch_gradient(message.variables)
 
 
-def _server_step(optimizer, server_learning_rate, server, aggregate, facts):
+def _server_step(optimizer, server_learning_rate, server, aggregate, situation):
     return Server(
         move(server.variables, aggregate, server_learning_rate),
-        optimizer.track(facts.report, server.optimizer, server.variables.params),
+        optimizer.track(situation.report, server.optimizer, server.variables.params),
     )

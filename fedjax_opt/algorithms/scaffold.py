@@ -163,8 +163,8 @@ def upload_control(delta, control, context):
     return Upload(delta, Uniform(change)), Client(control)
 
 
-def _server_step(server_learning_rate, server, aggregate, facts):
+def _server_step(server_learning_rate, server, aggregate, situation):
     return Server(
         move(server.variables, aggregate.delta, server_learning_rate),
-        trees.add_scaled(server.control, facts.participation, aggregate.control_change),
+        trees.add_scaled(server.control, situation.participation, aggregate.control_change),
     )

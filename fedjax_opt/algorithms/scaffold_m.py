@@ -123,11 +123,11 @@ def _receive(upload, num_steps):
     return Contribution(upload.delta, divided.delta_per_step, upload.control_change)
 
 
-def _server_step(optimizer, server_learning_rate, server, aggregate, facts):
+def _server_step(optimizer, server_learning_rate, server, aggregate, situation):
     direction = inversion.mean_gradient(optimizer, server.optimizer, aggregate.delta_per_step)
     return Server(
         move(server.variables, aggregate.delta, server_learning_rate),
-        trees.add_scaled(server.control, facts.participation, aggregate.control_change),
+        trees.add_scaled(server.control, situation.participation, aggregate.control_change),
         direction,
         optimizer.track(direction, server.optimizer, server.variables.params),
     )

@@ -15,5 +15,6 @@ from fedjax_opt.compression.codecs import sign as sign
 from fedjax_opt.compression.codecs import ternary as ternary
 from fedjax_opt.compression.codecs import top_k as top_k
 from fedjax_opt.compression.codecs import uniform as uniform
+from fedjax_opt.compression.wire import bytes_of_coded as bytes_of_coded
 from fedjax_opt.compression.wire import decode as decode
 from fedjax_opt.compression.wire import encode as encode

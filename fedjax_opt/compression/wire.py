@@ -37,6 +37,8 @@ from fedjax_opt.compression.codec import (
     quantiser_of,
 )
 from fedjax_opt.compression.layout import Slot, layout
+from fedjax_opt.compression.quantisers import code_dtype
+from fedjax_opt.core import Coded
 
 MAGIC = b"fo"
 VERSION = 1
@@ -103,6 +105,40 @@ def bytes_of(codec: Codec, payload: Payload, like: Any) -> bytes:
         body += _leaf(codec, i, slot, tensor, places)
     content = b"".join(body)
     return b"".join([MAGIC, bytes([VERSION]), _checksum(codec, like, content), content])
+
+
+def bytes_of_coded(coded: Coded) -> bytes:
+    """The very bytes that a coded upload or message stands for; nothing in it may be traced.
+
+    Args:
+      coded: what a client of a `compressed` algorithm uploads, or its server broadcasts.
+
+    Returns:
+      The bytes, `coded.num_bytes` of them: `decode(coded.codec, ..., coded.inner)` reads them.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from fedjax_opt import compression
+      >>> from fedjax_opt.wrappers.compressed import coded
+      >>> sent = coded(compression.uniform(8), {"w": jnp.arange(100.0)}, jax.random.key(0))
+      >>> len(compression.bytes_of_coded(sent)) == int(sent.num_bytes)
+      True
+    """
+    if coded.payload is None:
+        raise ValueError(
+            "coded must hold its payload, got None: its value was changed after it was coded (by an"
+            " attack, or a new model inside of a message)."
+        )
+    codec, slots = coded.codec, layout(coded.codec, coded.inner)
+    tensors = []
+    for i, (slot, tensor) in enumerate(zip(slots, coded.payload.tensors, strict=True)):
+        quantiser = None if slot.leader is None else quantiser_of(codec, i, slot)
+        codes = np.asarray(tensor.codes)
+        if quantiser is not None:
+            codes = codes.astype(code_dtype(quantiser.radix))
+        tensors.append(tensor._replace(codes=codes))
+    return bytes_of(codec, coded.payload._replace(tensors=tuple(tensors)), coded.inner)
 
 
 def payload_of(codec: Codec, data: bytes, like: Any) -> Payload:

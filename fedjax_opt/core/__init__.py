@@ -1,12 +1,14 @@
 """The contract of algorithms, models and states; depends on nothing else in this package."""
 
+from fedjax_opt.core.algorithm import Aggregator as Aggregator
 from fedjax_opt.core.algorithm import Algorithm as Algorithm
 from fedjax_opt.core.algorithm import Coded as Coded
 from fedjax_opt.core.algorithm import Context as Context
-from fedjax_opt.core.algorithm import Facts as Facts
 from fedjax_opt.core.algorithm import Kept as Kept
 from fedjax_opt.core.algorithm import ProbeData as ProbeData
 from fedjax_opt.core.algorithm import Scheduled as Scheduled
+from fedjax_opt.core.algorithm import Situation as Situation
+from fedjax_opt.core.algorithm import Stacked as Stacked
 from fedjax_opt.core.algorithm import StaticInt as StaticInt
 from fedjax_opt.core.algorithm import Uniform as Uniform
 from fedjax_opt.core.algorithm import difference as difference
@@ -30,6 +32,7 @@ from fedjax_opt.core.guard import Fault as Fault
 from fedjax_opt.core.guard import Faults as Faults
 from fedjax_opt.core.guard import Guard as Guard
 from fedjax_opt.core.info import Info as Info
+from fedjax_opt.core.messages import received as received
 from fedjax_opt.core.model import Aux as Aux
 from fedjax_opt.core.model import Evaluation as Evaluation
 from fedjax_opt.core.model import Model as Model

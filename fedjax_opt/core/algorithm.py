@@ -8,8 +8,8 @@ One round of any algorithm, in the order in which its functions are called:
     local, evaluation = step(local, objective, batch, context)      K times
     upload, client    = finish(local, context)                      up, to the server
     contribution      = receive(upload, num_steps)                  optional; then averaged
-    mean    = aggregate(contributions, weights)                     optional; else the weighted mean
-    server  = server_step(server, mean, facts)
+    mean, memory      = aggregate(stacked, situation, memory)       optional; else the weighted mean
+    server  = server_step(server, mean, situation)
 
 Each function is kept as a `jax.tree_util.Partial`, so an algorithm is itself a pytree whose leaves
 are its hyperparameters: it can be an argument of `jit`, an axis of `vmap`, a variable of `grad`.
@@ -18,7 +18,6 @@ By convention a server state, a message and a local state each have a field `var
 `inner` whose value has one. Wrappers find the model by it (`get_variables`, `set_variables`).
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from fedjax_opt.core import trees
+from fedjax_opt.core.coded import Coded as Coded
 from fedjax_opt.core.model import Evaluation, Objective, Variables
 
 
@@ -40,7 +40,9 @@ class Context(NamedTuple):
       own_report: this client's own report; a `Kept` if its probe returned one.
       num_steps: K, the number of local steps this client takes in this round.
       step: the number of local steps already taken.
-      participation: C = |S| / N, the fraction of all clients that the cohort is.
+      invited: |S|, how many clients were asked to take part in this round. How many of them will report
+        nobody knows while they work.
+      num_clients: N, the size of the population.
       round: t, counted from 0.
       key: this client's own in this round, for what an algorithm draws (a codec's rounding).
       id: this client's number, for what is done to some clients alone (an attack).
@@ -52,28 +54,102 @@ class Context(NamedTuple):
     own_report: Any
     num_steps: jax.Array
     step: jax.Array
-    participation: jax.Array
+    invited: jax.Array
+    num_clients: jax.Array
     round: jax.Array
     key: Any = None
     id: Any = None
 
+    @property
+    def participation(self) -> jax.Array:
+        """C = |S| / N, the fraction of all clients that were asked to take part."""
+        return _fraction(self.invited, self.num_clients)
 
-class Facts(NamedTuple):
+
+class Situation(NamedTuple):
     """What the server knows about a round when it takes its step.
 
+    Whoever calls `server_update` gives the first five; it adds those that follow from the `Total`.
+
     Attributes:
-      report: the cohort's mean report; `()` for an algorithm without a probe.
-      num_steps: the weighted mean of K over the cohort.
-      participation: C = |S| / N, counting the clients that reported.
       round: t, counted from 0.
       key: the server's own in this round.
+      num_clients: N, the size of the population.
+      invited: how many clients were asked to take part.
+      report: the cohort's mean report; `()` for an algorithm without a probe.
+      count: how many of them reported and were counted, whatever their weights.
+      weight: the sum of their weights, as these were given.
+      num_steps: the weighted mean of K over them.
+
+    Example:
+      >>> import jax
+      >>> import fedjax_opt as fo
+      >>> situation = fo.Situation(0, jax.random.key(0), num_clients=8, invited=4)
+      >>> float(situation._replace(count=2).participation)
+      0.25
     """
 
-    report: Any
-    num_steps: jax.Array
-    participation: jax.Array
-    round: jax.Array
-    key: Any = None
+    round: Any
+    key: Any
+    num_clients: Any
+    invited: Any
+    report: Any = ()
+    count: Any = None
+    weight: Any = None
+    num_steps: Any = None
+
+    @property
+    def participation(self) -> jax.Array:
+        """C = |S| / N, counting the clients that reported."""
+        return _fraction(self.count, self.num_clients)
+
+
+def _fraction(part: Any, whole: Any) -> jax.Array:
+    dtype = jnp.result_type(float)
+    return jnp.asarray(part, dtype) / jnp.asarray(whole, dtype)
+
+
+class Stacked(NamedTuple):
+    """The contributions of a round side by side, for an aggregator that asks to see them all.
+
+    Attributes:
+      value: the contributions, `[S, ...]`; parts marked as `Uniform` are still marked.
+      weights: `[S]`, they sum to 1. Whoever has weight 0 has no say, and may have sent anything. Times
+        `Situation.weight` they are the weights that were given.
+      ids: the clients' numbers `[S]`; -1 for a client that did not report or was left out.
+    """
+
+    value: Any
+    weights: jax.Array
+    ids: jax.Array
+
+
+class Aggregator(NamedTuple):
+    """A rule that sees all contributions of a round at once, and may remember earlier rounds.
+
+    Attributes:
+      init: shapes of one contribution -> the memory before the first round, `()` for none.
+      apply: (`Stacked`, `Situation`, memory) -> (value, memory). The value has the structure of one
+        contribution. The memory comes back as it was if the round changes nothing.
+
+    Example:
+      The mean, clipped to the norm of the round before:
+
+      >>> import jax, jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> def apply(stacked, situation, memory):
+      ...     mean = jax.tree.map(lambda x: jnp.tensordot(stacked.weights, x, 1), stacked.value)
+      ...     norm = jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(mean)))
+      ...     factor = jnp.minimum(1.0, memory / norm)
+      ...     return jax.tree.map(lambda x: factor * x, mean), norm
+      >>> rule = fo.Aggregator(init=lambda shapes: jnp.asarray(jnp.inf), apply=apply)
+      >>> algorithm = fo.aggregated(fo.fedavg(fo.optimizers.sgd(0.1)), rule)
+      >>> float(fo.first_state(algorithm, {"w": jnp.ones(3)}, num_clients=5).aggregator)
+      inf
+    """
+
+    init: Callable[[Any], Any]
+    apply: Callable[[Stacked, Situation, Any], tuple[Any, Any]]
 
 
 class Uniform(NamedTuple):
@@ -87,22 +163,6 @@ class Kept(NamedTuple):
 
     shared: Any
     own: Any
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Coded:
-    """A message or an upload that travels in another form than its arrays.
-
-    Attributes:
-      inner: its value, as the receiver reads it.
-      num_bytes: what travels, int32.
-      expected_bytes: what travels on average, where it is known before any value is; else None.
-    """
-
-    inner: Any
-    num_bytes: Any
-    expected_bytes: float | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 class ProbeData(NamedTuple):
@@ -148,15 +208,21 @@ class _Functions(NamedTuple):
     start: Callable[[Any, Any], Any]
     step: Callable[[Any, Objective, Any, Context], tuple[Any, Evaluation]]
     finish: Callable[[Any, Context], tuple[Any, Any]]
-    server_step: Callable[[Any, Any, Facts], Any]
+    server_step: Callable[[Any, Any, Situation], Any]
     probe: Callable[[Any, Any, ProbeData], Any] | None
     receive: Callable[[Any, jax.Array], Any] | None
     personal: Callable[[Any, Any], Variables] | None
-    aggregate: Callable[[Any, jax.Array], Any] | None
+    aggregate: Any
+    runs_on_empty: "StaticInt"
+
+
+@jax.tree_util.register_static
+class StaticInt(int):
+    """A whole number that is structure of an algorithm (the length of a buffer), not a leaf."""
 
 
 class Algorithm(_Functions):
-    """A federated algorithm: seven pure functions, and four that most do without.
+    """A federated algorithm: seven pure functions, and what most do without.
 
     Attributes:
       init: variables -> server state.
@@ -165,15 +231,17 @@ class Algorithm(_Functions):
       start: (message, client state) -> local state.
       step: (local state, objective, batch, context) -> (local state, evaluation).
       finish: (local state, context) -> (upload, client state).
-      server_step: (server state, mean contribution, facts) -> server state.
+      server_step: (server state, mean contribution, situation) -> server state.
       probe: (message, client state, probe data) -> report, averaged over the cohort before any
         local work begins. None for no probe.
       receive: (upload, num_steps) -> contribution: what the server makes of one client's upload
-        before it averages. None for the upload itself.
+        before it averages. It sees the value of a `Coded` upload. None for the upload itself.
       personal: (server state, client state) -> the model that this client uses for itself. None where
         that is the global model.
-      aggregate: (stacked contributions `[S, ...]`, weights `[S]`) -> their aggregate, by parts. None for
-        the weighted mean, which is summed from client to client and never stacked.
+      aggregate: an `Aggregator`, which sees all contributions of a round at once. None for the weighted
+        mean, which is summed from client to client and never stacked. `aggregated` sets it.
+      runs_on_empty: whether the server takes its step also in a round in which nobody counts, with zeros
+        for the mean (noise for privacy must be added then, too). By default it changes nothing.
 
     Example:
       Its leaves are its hyperparameters, once for each function that reads them:
@@ -200,10 +268,13 @@ class Algorithm(_Functions):
         receive=None,
         personal=None,
         aggregate=None,
+        runs_on_empty: int = False,
     ):
         needed = (init, init_client, broadcast, start, step, finish, server_step)
-        optional = (probe, receive, personal, aggregate)
-        return super().__new__(cls, *map(as_partial, (*needed, *optional)))
+        optional = (probe, receive, personal, _as_aggregator(aggregate))
+        functions = map(as_partial, (*needed, *optional))
+        fields: Any = (*functions, StaticInt(bool(runs_on_empty)))
+        return super().__new__(cls, *fields)
 
     @classmethod
     def _make(cls, iterable):
@@ -244,16 +315,17 @@ def check_algorithm(algorithm: Any) -> None:
         )
 
 
-@jax.tree_util.register_static
-class StaticInt(int):
-    """A whole number that is structure of an algorithm (the length of a buffer), not a leaf."""
-
-
 def as_partial(function: Any) -> Any:
     """A function as a pytree: its bound arguments are leaves, its code is structure."""
     if isinstance(function, Partial) or not callable(function):
         return function
     return Partial(function)
+
+
+def _as_aggregator(aggregate):
+    if isinstance(aggregate, Aggregator):
+        return Aggregator(*map(as_partial, aggregate))
+    return aggregate
 
 
 def get_variables(state: Any) -> Variables:
@@ -276,7 +348,7 @@ def set_variables(state: Any, variables: Variables) -> Any:
         return state._replace(variables=variables)
     inner = set_variables(state.inner, variables)
     if isinstance(state, Coded):
-        return dataclasses.replace(state, inner=inner)
+        return state.changed(inner)
     return state._replace(inner=inner)
 
 

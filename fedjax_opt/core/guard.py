@@ -52,7 +52,7 @@ class Guard(NamedTuple):
       max_norm: the largest Euclidean norm of an upload, each of its parts (the change of the
         parameters, of a control variate) on its own; None for no limit.
       max_report_norm: the same for the report of a probe.
-      min_clients: how many must be left; a round with fewer is skipped.
+      min_clients: how many must be left; in a round with fewer nobody counts, and it is skipped.
       deadline: the seconds after which a client is not waited for; None to wait for all.
       step_seconds: how long a local step takes, a number or one per client `[N]`.
       link_seconds: how long download and upload take, a number or one per client `[N]`.

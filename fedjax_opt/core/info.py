@@ -10,10 +10,11 @@ class Info(NamedTuple):
 
     Attributes:
       round: the round's number, counted from 0.
-      loss: the mean training loss over the cohort (aggregation weights) and the local steps.
+      loss: the mean training loss over the cohort (aggregation weights) and the local steps; NaN, as
+        all means, in a round in which nobody counts.
       first_loss: the same of the first local step alone: the loss of the broadcast model.
       metrics: the mean of each of the model's metrics, as `loss`.
-      update_norm: the Euclidean norm of the change of the global parameters.
+      update_norm: the Euclidean norm of the change of the global parameters; 0 if nobody counts.
       cohort: the ids of the clients `[S]`; -1 for a slot that nobody filled.
       client_loss: the mean loss over each client's local steps `[S]`.
       num_steps: the local steps that each client took `[S]`; 0 if it did not take part.

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt.core import checks
-from fedjax_opt.core.algorithm import Algorithm, check_algorithm, get_variables
+from fedjax_opt.core.algorithm import Aggregator, Algorithm, check_algorithm, get_variables
+from fedjax_opt.core.messages import contribution_shape
 from fedjax_opt.core.model import Variables
 
 # Rounds are below 2^31 - 1, so this one never names a round's stream of random numbers.
@@ -25,6 +26,7 @@ class FederatedState(NamedTuple):
         the client, so results do not depend on the order of execution.
       num_clients: N, int32.
       controllers: what the run's controllers remember; `()` before the first round with any.
+      aggregator: what the algorithm's `Aggregator` remembers; `()` without one.
     """
 
     server: Any
@@ -33,6 +35,7 @@ class FederatedState(NamedTuple):
     key: jax.Array
     num_clients: jax.Array
     controllers: Any = ()
+    aggregator: Any = ()
 
     @property
     def variables(self) -> Variables:
@@ -58,6 +61,15 @@ def check_state(algorithm: Algorithm, state: FederatedState) -> None:
         jax.eval_shape(algorithm.init_client, variables),
     )
     checks.same_structure("state.clients", state.clients, stacked, why)
+    memory = jax.eval_shape(lambda v: init_aggregator(algorithm, v), variables)
+    checks.same_structure("state.aggregator", state.aggregator, memory, why)
+
+
+def init_aggregator(algorithm: Algorithm, variables: Variables) -> Any:
+    """What the algorithm's aggregator remembers before the first round."""
+    if not isinstance(algorithm.aggregate, Aggregator):
+        return ()
+    return algorithm.aggregate.init(contribution_shape(algorithm, variables))
 
 
 def state_size(state: FederatedState) -> int:
@@ -106,6 +118,7 @@ def first_state(
         round=jnp.zeros((), jnp.int32),
         key=as_key(key),
         num_clients=jnp.asarray(num_clients, jnp.int32),
+        aggregator=init_aggregator(algorithm, variables),
     )
 
 

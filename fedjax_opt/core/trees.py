@@ -5,27 +5,41 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_opt.core.coded import is_coded
+
 
 def scale(factor: Any, tree: Any) -> Any:
     """factor * tree, in the dtype of each leaf."""
-    return jax.tree.map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, tree)
+    return _map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, tree)
 
 
 def add(left: Any, right: Any) -> Any:
     """left + right."""
-    return jax.tree.map(jnp.add, left, right)
+    return _map(jnp.add, left, right)
 
 
 def subtract(left: Any, right: Any) -> Any:
     """left - right."""
-    return jax.tree.map(jnp.subtract, left, right)
+    return _map(jnp.subtract, left, right)
 
 
 def add_scaled(left: Any, factor: Any, right: Any) -> Any:
     """left + factor * right, in the dtype of each leaf of `left`."""
-    return jax.tree.map(
-        lambda a, b: a + jnp.asarray(factor, a.dtype) * b.astype(a.dtype), left, right
-    )
+    return _map(lambda a, b: a + jnp.asarray(factor, a.dtype) * b.astype(a.dtype), left, right)
+
+
+def _map(function: Any, *trees: Any) -> Any:
+    """`function` of all leaves; refuses what is coded: its number of bytes is a leaf, too."""
+
+    def one(*nodes):
+        if any(map(is_coded, nodes)):
+            raise ValueError(
+                "A Coded is what was sent: arithmetic on it would change the number of its bytes."
+                " Compute with its `inner`, or before it is coded."
+            )
+        return function(*nodes)
+
+    return jax.tree.map(one, *trees, is_leaf=is_coded)
 
 
 def reciprocal(count: Any) -> jax.Array:

@@ -17,8 +17,8 @@ from fedjax_opt.core import (
     checks,
     trees,
 )
-from fedjax_opt.core.messages import any_gradient, array_bytes, expected_bytes
-from fedjax_opt.engine.aggregate import streams
+from fedjax_opt.core.messages import any_gradient, array_bytes, expected_bytes, received
+from fedjax_opt.engine.server import streams
 
 
 class Cost(NamedTuple):
@@ -108,23 +108,22 @@ class _Work(NamedTuple):
 def _client_work(algorithm, variables, message, client, report, own_report):
     objective = Objective(Model(init=lambda key, batch: variables, loss=_loss))
     whole = jax.ShapeDtypeStruct((), jnp.int32)
-    fraction = jax.ShapeDtypeStruct((), jnp.result_type(float))
     local = jax.eval_shape(algorithm.start, message, client)
 
-    def context(message, client, report, own_report, steps, participation):
+    def context(message, client, report, own_report, steps, clients):
         key = jax.random.key(0)
-        return Context(message, client, report, own_report, steps, steps, participation, steps, key)
+        return Context(
+            message, client, report, own_report, steps, steps, clients, clients, steps, key
+        )
 
     def step(local, *known):
         return algorithm.step(local, objective, None, context(*known))
 
     def finish(local, *known):
         upload, _ = algorithm.finish(local, context(*known))
-        if algorithm.receive is None:
-            return upload, upload
-        return upload, algorithm.receive(upload, known[4])
+        return upload, received(algorithm, upload, known[4])
 
-    known = (message, client, report, own_report, whole, fraction)
+    known = (message, client, report, own_report, whole, whole)
     program, _ = jax.make_jaxpr(step, return_shape=True)(local, *known)
     ending, (upload, contribution) = jax.make_jaxpr(finish, return_shape=True)(local, *known)
     read = _inputs_read(program, (local, message, client, report))

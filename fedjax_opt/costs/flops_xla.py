@@ -22,16 +22,15 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from fedjax_opt.core import (
     Algorithm,
     Context,
-    Facts,
-    Kept,
     Model,
     Objective,
     ProbeData,
+    Situation,
     Variables,
     checks,
 )
 from fedjax_opt.costs.flops import Flops
-from fedjax_opt.engine import aggregate
+from fedjax_opt.engine.server import contribution, report_contribution
 
 
 class Passes(NamedTuple):
@@ -157,40 +156,32 @@ def client_flops(
     def step(local, batch, key, context):
         return algorithm.step(local, Objective(model, key), batch, context)
 
-    def contribute(local, context):
+    def mean_of(local, context):
         upload, _ = algorithm.finish(local, context)
-        return upload if algorithm.receive is None else algorithm.receive(upload, context.num_steps)
+        return contribution(summed, upload, context.num_steps, 0.0, 1.0).mean
 
+    # Whatever the aggregator: what it makes of the contributions has the shapes of their mean.
+    summed = algorithm._replace(aggregate=None)
     probed = message, client, batch, everything, key
     own_report = jax.eval_shape(probe, *probed)
-    report = _averaged(own_report.shared if isinstance(own_report, Kept) else own_report)
+    report = jax.eval_shape(lambda own: report_contribution(summed, own, 1.0).mean, own_report)
     whole: Any = jax.ShapeDtypeStruct((), jnp.int32)
     fraction: Any = jax.ShapeDtypeStruct((), jnp.result_type(float))
-    context = Context(message, client, report, own_report, whole, whole, fraction, whole, key)
-    facts = Facts(report, fraction, fraction, whole, key)
-    mean = _averaged(jax.eval_shape(contribute, local, context))
+    context = Context(message, client, report, own_report, whole, whole, whole, whole, whole, key)
+    situation = Situation(whole, key, whole, whole, report, whole, fraction, fraction)
+    mean = jax.eval_shape(mean_of, local, context)
     return Flops(
         step=measured_flops(step, local, batch, key, context),
         probe=measured_flops(probe, *probed),
         start=_flops(algorithm.start, message, client),
         finish=_flops(algorithm.finish, local, context),
-        server=_flops(algorithm.server_step, server, mean, facts),
+        server=_flops(algorithm.server_step, server, mean, situation),
     )
 
 
 def _gradient(objective, examples, variables, adjust=None):
     objective = objective if adjust is None else adjust(objective, examples)
     return objective.gradient(variables, examples)[0]
-
-
-def _averaged(shapes: Any) -> Any:
-    """The shapes of a mean over the cohort: sums are wide, markers are gone."""
-    one = jnp.ones(())
-
-    def mean(tree):
-        return aggregate.finish_mean(aggregate.weighted(tree, one, one > 0), one)
-
-    return jax.eval_shape(mean, shapes)
 
 
 def _variables(model: Model, batch: Any) -> Variables:

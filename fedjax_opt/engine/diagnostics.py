@@ -24,14 +24,15 @@ References:
   Figure 1.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_opt.core import trees
-from fedjax_opt.core.algorithm import Uniform
+from fedjax_opt.core import messages, trees
+from fedjax_opt.core.algorithm import Uniform, get_variables
+from fedjax_opt.engine.client import Observer
 
 NAMES = (
     "client_distance",
@@ -61,18 +62,128 @@ def check(names: Sequence[str], allowed: tuple[str, ...] = NAMES) -> tuple[str, 
     return tuple(name for name in NAMES if name in names)
 
 
-def of_client(names: tuple[str, ...], start: Any, end: Any, perturbation: Any) -> tuple[Any, Any]:
-    """What is averaged over clients, and what is kept of each, from its parameters before and after."""
-    averaged, kept = {}, {}
+class Observed(NamedTuple):
+    """What one client's work adds to the diagnostics of a round.
+
+    Attributes:
+      averaged: what is averaged over clients.
+      kept: what is kept of each client.
+    """
+
+    averaged: dict[str, Any]
+    kept: dict[str, Any]
+
+
+def observers(names: tuple[str, ...], reference: Any) -> tuple[Observer, ...]:
+    """Who looks on at a client's work for these diagnostics.
+
+    Args:
+      names: checked names.
+      reference: the server's parameters. `client_distance` compares directions by their difference to
+        that of these, which must be the same for all clients, whatever message each has started from.
+    """
+    found = []
     if "client_distance" in names:
-        # Differences of unit vectors to a common one: close models lose no digits.
-        away = trees.subtract(_unit(end), _unit(start))
-        averaged["away"] = Uniform((away, trees.squared_norm(away)))
+        found.append(_distance(reference))
     if "client_update_norm" in names:
-        kept["client_update_norm"] = jnp.sqrt(trees.squared_norm(trees.subtract(end, start)))
+        found.append(Observer(_start_params, _unchanged, _update_norm))
     if "perturbation_norm" in names:
-        averaged["perturbation"] = perturbation
-    return averaged, kept
+        found.append(Observer(_no_perturbation, _perturbed, _perturbation))
+    if "upload_bytes" in names:
+        found.append(Observer(_nothing, _unchanged, _upload_bytes))
+    return tuple(found)
+
+
+def own_test(measure: Callable[[Any], dict[str, Any]], num_steps: Any) -> Observer:
+    """Notes what a function says of a client's model: at its start and after each step.
+
+    Where the number of steps is not known beforehand, at its start and at its end.
+    """
+    every = isinstance(num_steps, int)
+    length = num_steps + 1 if every else 2
+
+    def begin(local):
+        return {
+            name: jnp.full(length, jnp.nan, value.dtype).at[0].set(value)
+            for name, value in measure(get_variables(local)).items()
+        }
+
+    def written(noted, local, place):
+        found = measure(get_variables(local))
+        return {name: values.at[place].set(found[name]) for name, values in noted.items()}
+
+    def step(noted, before, after, objective, batch, context):
+        del before, objective, batch
+        return written(noted, after, context.step + 1) if every else noted
+
+    def end(noted, local, upload, context):
+        del upload, context
+        return Observed({}, noted if every else written(noted, local, 1))
+
+    return Observer(begin, step, end)
+
+
+def joined(observed: Sequence[Observed]) -> Observed:
+    """What several observers have noted of one client."""
+    averaged, kept = {}, {}
+    for one in observed:
+        averaged |= one.averaged
+        kept |= one.kept
+    return Observed(averaged, kept)
+
+
+def _distance(reference):
+    def end(noted, local, upload, context):
+        del noted, upload, context
+        # Differences of unit vectors to a common one: close models lose no digits.
+        away = trees.subtract(_unit(get_variables(local).params), _unit(reference))
+        return Observed({"away": Uniform((away, trees.squared_norm(away)))}, {})
+
+    return Observer(_nothing, _unchanged, end)
+
+
+def _nothing(local):
+    del local
+    return ()
+
+
+def _start_params(local):
+    return get_variables(local).params
+
+
+def _unchanged(noted, before, after, objective, batch, context):
+    del before, after, objective, batch, context
+    return noted
+
+
+def _update_norm(start, local, upload, context):
+    del upload, context
+    moved = trees.subtract(get_variables(local).params, start)
+    return Observed({}, {"client_update_norm": jnp.sqrt(trees.squared_norm(moved))})
+
+
+def _no_perturbation(local):
+    start = get_variables(local)
+    return start, trees.zeros_like(start.params)
+
+
+def _perturbed(noted, before, after, objective, batch, context):
+    del after
+    start, total = noted
+    here, there = (objective.gradient(v, batch)[0] for v in (get_variables(before), start))
+    share = trees.reciprocal(context.num_steps)
+    return start, trees.add_scaled(total, share, trees.subtract(here, there))
+
+
+def _perturbation(noted, local, upload, context):
+    del local, upload, context
+    return Observed({"perturbation": noted[1]}, {})
+
+
+def _upload_bytes(noted, local, upload, context):
+    del noted, local
+    size = messages.num_bytes(upload) + messages.num_bytes(context.report)
+    return Observed({"upload_bytes": Uniform(jnp.asarray(size, jnp.result_type(float)))}, {})
 
 
 def of_round(averaged: Any, kept: Any, present: jax.Array) -> dict[str, jax.Array]:

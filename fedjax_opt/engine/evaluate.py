@@ -14,7 +14,7 @@ from fedjax_opt.core.algorithm import Algorithm, as_partial
 from fedjax_opt.core.client_data import in_memory
 from fedjax_opt.core.model import Model, Objective, Variables
 from fedjax_opt.core.state import FederatedState
-from fedjax_opt.engine.batching import steps_per_epoch
+from fedjax_opt.engine.minibatches import steps_per_epoch
 from fedjax_opt.execution import client_rows
 from fedjax_opt.execution.client_rows import ClientRows
 

@@ -1,9 +1,8 @@
 """Rules by which a round leaves a client out: what it sent, or when, is not fit to be averaged.
 
-A client that breaks a rule did not take part, by the one mechanism for clients that take no step: its
-contribution is cut by selection, the weights are normalised over the rest, C counts the rest, and its
-own state stays as it was. If fewer are left than `min_clients`, the round is skipped: nothing changes
-but its number, so that the next round asks another cohort.
+A client that breaks a rule did not take part: it adds zeros to the `Total`, by selection, C counts the
+rest, and its own state stays as it was. If fewer are left than `min_clients`, nobody counts: nothing
+changes but the round's number, so that the next round asks another cohort.
 
     before any work    who never reported, who would miss the deadline
     after the probe    a report that is not finite, or too large: it would reach every client
@@ -18,9 +17,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_opt.core import trees
-from fedjax_opt.core.algorithm import Coded, Uniform
+from fedjax_opt.core.algorithm import Uniform
+from fedjax_opt.core.coded import decoded
 from fedjax_opt.core.guard import Fault, Guard
 from fedjax_opt.core.model import Variables
+from fedjax_opt.engine.client import ClientResult
+from fedjax_opt.engine.server import check_shapes
 
 
 def before_work(
@@ -47,68 +49,22 @@ def before_work(
     return jnp.where(late, jnp.int32(Fault.TIMED_OUT), code)
 
 
-def of_report(guard: Guard | None, report: Any) -> Any:
-    """The fault of one client's report; `()` without a guard."""
-    if guard is None:
-        return ()
+def of_report(guard: Guard, report: Any) -> jax.Array:
+    """The fault of one client's report."""
     return _first(
         (~trees.all_finite(report), Fault.REPORT_NOT_FINITE),
         (_too_large(report, guard.max_report_norm), Fault.REPORT_TOO_LARGE),
     )
 
 
-def of_work(
-    guard: Guard | None, loss: jax.Array, upload: Any, contribution: Any, new_state: Any
-) -> Any:
-    """The fault of one client's work; `()` without a guard."""
-    if guard is None:
-        return ()
+def of_work(guard: Guard, result: ClientResult, contribution: Any) -> jax.Array:
+    """The fault of one client's work."""
     return _first(
-        (~jnp.isfinite(loss), Fault.LOSS_NOT_FINITE),
-        (~trees.all_finite((upload, contribution)), Fault.UPLOAD_NOT_FINITE),
-        (_too_large(upload, guard.max_norm), Fault.UPLOAD_TOO_LARGE),
-        (~trees.all_finite(new_state), Fault.STATE_NOT_FINITE),
+        (~jnp.isfinite(result.loss), Fault.LOSS_NOT_FINITE),
+        (~trees.all_finite((decoded(result.upload), contribution)), Fault.UPLOAD_NOT_FINITE),
+        (_too_large(result.upload, guard.max_norm), Fault.UPLOAD_TOO_LARGE),
+        (~trees.all_finite(result.state), Fault.STATE_NOT_FINITE),
     )
-
-
-def exclude(clients: Any, found: Any) -> tuple[Any, Any]:
-    """The clients of a round without those at fault.
-
-    Args:
-      clients: a `Member` of the round, `[S, ...]`, with `weight`, `num_steps` and `fault`.
-      found: the faults of its present clients `[S]`; `()` without a guard.
-
-    Returns:
-      The clients, whose weights sum to 1 again, and what was left of the sum: sums that were made with
-      the old weights are divided by it. It is exactly 1 where nobody was at fault, None without a guard.
-    """
-    if isinstance(found, tuple):
-        return clients, None
-    bad = (found > 0) & (clients.num_steps > 0)
-    weight = jnp.where(bad, 0, clients.weight)
-    total = jnp.sum(weight)
-    kept = jnp.where(jnp.any(bad) & (total > 0), total, 1)
-    clients = clients._replace(
-        fault=jnp.where(bad, found, clients.fault),
-        num_steps=jnp.where(bad, 0, clients.num_steps),
-        weight=weight / kept,
-    )
-    return clients, kept
-
-
-def check_shapes(name: str, found: Any, expected: Any) -> None:
-    """Refuses arrays of other shapes than the server has, and names the first; while tracing.
-
-    Shapes are part of a compiled program: a wrong one cannot arise in a later round.
-    """
-    at = {jax.tree_util.keystr(p): x for p, x in jax.tree_util.tree_leaves_with_path(expected)}
-    leaves = {jax.tree_util.keystr(p): x for p, x in jax.tree_util.tree_leaves_with_path(found)}
-    for path in sorted(at.keys() | leaves.keys()):
-        sides = [
-            list(jnp.shape(tree[path])) if path in tree else "missing" for tree in (leaves, at)
-        ]
-        if sides[0] != sides[1]:
-            raise ValueError(f"{name}{path} must have the shape {sides[1]}, got {sides[0]}.")
 
 
 def check_uploaded_models(contribution: Any, model: Variables) -> None:
@@ -132,14 +88,12 @@ def _first(*rules: tuple[jax.Array, Fault]) -> jax.Array:
 def _too_large(tree: Any, limit: Any) -> jax.Array:
     if limit is None:
         return jnp.asarray(False)
-    norms = [jnp.sqrt(trees.squared_norm(part)) for part in _parts(tree)]
+    norms = [jnp.sqrt(trees.squared_norm(part)) for part in _parts(decoded(tree))]
     return jnp.any(jnp.stack(norms) > limit) if norms else jnp.asarray(False)
 
 
 def _parts(tree: Any) -> list[Any]:
     """What has a unit of its own: fields of an upload, parameters and state of a model."""
-    if isinstance(tree, Coded):
-        return _parts(tree.inner)
     if isinstance(tree, Uniform):
         return _parts(tree.value)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):

@@ -15,8 +15,8 @@ from fedjax_opt.core.info import Info
 from fedjax_opt.core.model import Model
 from fedjax_opt.core.state import FederatedState, check_state
 from fedjax_opt.engine import diagnostics as watching
-from fedjax_opt.engine.feeding import Feeding
-from fedjax_opt.engine.round import federated_round
+from fedjax_opt.engine.minibatches import Feed, Feeds
+from fedjax_opt.engine.round import Cohort, How, federated_round
 from fedjax_opt.execution import memory, strategies
 from fedjax_opt.execution.strategies import Strategy
 
@@ -41,7 +41,7 @@ def make_round(
       - `state`: a `FederatedState`.
       - `cohort`: int `[S]`, the ids of the clients that take part.
       - `batches`: a pytree with leading axes `[S, K, B]`.
-      - `weights`: `[S]`, aggregation weights, normalised here; uniform by default.
+      - `weights`: `[S]`, aggregation weights, of any scale; uniform by default.
       - `num_steps`: an int or `[S]`, how many of the K steps each client takes; all by default. In
         `[S]`, 0 is a client that never reported. It is traced: another value compiles nothing. Without
         it the round can be differentiated in reverse mode.
@@ -104,8 +104,8 @@ def make_round(
     ) -> tuple[FederatedState, Info]:
         if strategy.mesh is not None and not checks.is_traced(state):
             state = strategies.place(state, strategy)  # else its return would compile once more
-        feed = (batches, mask, probe_batches, probe_mask)
-        inputs = _check(algorithm, state, cohort, feed, weights, num_steps)
+        given = (batches, mask, probe_batches, probe_mask)
+        inputs = _check(algorithm, state, cohort, given, weights, num_steps)
 
         def compiled(option):
             abstract = jax.tree.map(
@@ -126,54 +126,62 @@ def make_round(
 
 
 @partial(jax.jit, static_argnames=("strategy", "watch"))
-def _compiled(algorithm, model, guard, state, cohort, feed, weights, num_steps, *, strategy, watch):
-    feeding = Feeding(draw=_draw, full=_full, extra=_extra, shared=(), feed=feed)
-    size, steps = jax.tree.leaves(feed[0])[0].shape[:2]
+def _compiled(
+    algorithm, model, guard, state, cohort, given, weights, num_steps, *, strategy, watch
+):
+    size, steps = jax.tree.leaves(given[0])[0].shape[:2]
     static_steps = steps if num_steps is None else None
     num_steps = jnp.broadcast_to(
         jnp.asarray(steps if num_steps is None else num_steps, jnp.int32), (size,)
     )
-    weights = jnp.ones(size) if weights is None else weights
+    weights = jnp.ones(size) if weights is None else near_one(weights)
     return federated_round(
-        algorithm, model, strategy, state, cohort, feeding, weights, num_steps, static_steps, watch,
-        guard=guard,
-    )  # fmt: skip
+        algorithm,
+        model,
+        state,
+        Cohort(cohort, weights, num_steps, invited=size, asked=cohort),
+        Feeds(_given_feed, (), given),
+        How(strategy, static_steps, watch),
+        guard,
+    )
 
 
-def _draw(shared, feed, key, step):
-    del shared, key
-    batches, mask, *_ = feed
-    return _without_masked_rows(*jax.tree.map(lambda x: x[step], (batches, mask)))
+def _given_feed(shared, given):
+    """The feed of a client whose minibatches were given."""
+    del shared
+    batches, mask, probe_batches, probe_mask = given
+
+    def draw(key, step):
+        del key
+        return _row_of(batches, mask, step)
+
+    def chunk(index):
+        return _row_of(probe_batches, probe_mask, index)
+
+    def extra(key):
+        del key
+        return chunk(0 if probe_mask is None else jnp.argmax(jnp.any(probe_mask, axis=-1)))
+
+    parts = jax.tree.leaves(probe_batches)
+    steps, rows = jax.tree.leaves(batches)[0].shape[:2]
+    given_rows = steps * rows if mask is None else jnp.sum(mask, dtype=jnp.int32)
+    return Feed(draw, chunk, parts[0].shape[0] if parts else 0, extra, given_rows)
 
 
-def _without_masked_rows(batch, mask):
-    """Rows that do not count repeat one that does: whatever they held, no loss ever sees it."""
+def _row_of(batches, mask, index):
+    """One minibatch; its rows that do not count repeat one that does.
+
+    Whatever they held, no loss ever sees it.
+    """
+    batch, mask = jax.tree.map(lambda x: x[index], (batches, mask))
     if mask is None:
         return batch, mask
     rows = jnp.where(mask, jnp.arange(mask.shape[0]), jnp.argmax(mask))
     return jax.tree.map(lambda x: x[rows], batch), mask
 
 
-def _full(shared, feed):
-    del shared
-    _, _, batches, mask = feed
-    num_chunks = jax.tree.leaves(batches)[0].shape[0]
-
-    def chunk_of(chunk):
-        return _without_masked_rows(*jax.tree.map(lambda x: x[chunk], (batches, mask)))
-
-    return chunk_of, num_chunks
-
-
-def _extra(shared, feed, key):
-    del key
-    mask = feed[3]
-    first = 0 if mask is None else jnp.argmax(jnp.any(mask, axis=-1))
-    return _full(shared, feed)[0](first)
-
-
-def _check(algorithm, state, cohort, feed, weights, num_steps):
-    batches, mask, probe_batches, probe_mask = feed
+def _check(algorithm, state, cohort, given, weights, num_steps):
+    batches, mask, probe_batches, probe_mask = given
     cohort = check_cohort(state, cohort)
     (size,) = cohort.shape
     _, steps, rows = checks.leading_axes("batches", batches, (size, None, None), "SKB")
@@ -281,7 +289,20 @@ def check_weights(weights: Any, size: int) -> jax.Array | None:
             raise ValueError(f"weights must be finite, got {known}.")
         if known.min() < 0 or known.sum() == 0:
             raise ValueError(f"weights must be at least 0 and not all 0, got {known}.")
+        # Here, where they may be float64: 1e-40 would be 0 in float32.
+        weights = near_one(known)
     return jnp.asarray(weights, jnp.result_type(float))
+
+
+def near_one(weights: Any) -> Any:
+    """The weights times a power of two, by which the largest comes to lie in [1/2, 1).
+
+    Means are the same to the bit, but no sum overflows, and none is lost because it is too small.
+    """
+    if isinstance(weights, np.ndarray):
+        return np.ldexp(weights, -np.frexp(np.max(weights))[1])
+    _, exponent = jnp.frexp(jnp.max(jax.lax.stop_gradient(weights)))
+    return jnp.ldexp(weights, -exponent)
 
 
 def check_num_steps(num_steps: Any, size: int, steps: int) -> jax.Array:

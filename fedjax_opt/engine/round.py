@@ -1,285 +1,347 @@
-"""One federated round as one program: the only round there is; an algorithm says what differs."""
+"""One federated round as one program: the two halves, and the way over the clients between them.
+
+    cohort -> [invitation -> client_update -> contribution] per client -> Total -> server_update -> info
+
+`client.py` says what a client does and `server.py` what the server makes of it; here they are laid over
+a cohort by a function of `execution`, which sums the `Total` and stacks a `_Row` of each client.
+"""
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_opt.core import trees
-from fedjax_opt.core.algorithm import Algorithm, Context, Facts, Kept, get_variables
+from fedjax_opt.core.algorithm import Algorithm, Situation, Stacked, get_variables
 from fedjax_opt.core.guard import Faults, Guard
 from fedjax_opt.core.info import Info
+from fedjax_opt.core.messages import received, sent
 from fedjax_opt.core.model import Model
 from fedjax_opt.core.state import FederatedState
-from fedjax_opt.engine import aggregate, diagnostics, local, members
+from fedjax_opt.engine import diagnostics
 from fedjax_opt.engine import guard as guards
+from fedjax_opt.engine.client import ClientResult, Invitation, client_job, client_probe, probe_data
 from fedjax_opt.engine.evaluate import mean_over_rows
-from fedjax_opt.engine.feeding import Feeding, probe_data
-from fedjax_opt.engine.members import Member
-from fedjax_opt.execution import balance, client_rows, meshes, relay, strategies
+from fedjax_opt.engine.minibatches import Feeds
+from fedjax_opt.engine.server import (
+    ServerInfo,
+    Total,
+    contribution,
+    report_contribution,
+    server_probe,
+    server_update,
+    streams,
+    weighted,
+)
+from fedjax_opt.execution import client_rows, meshes
+from fedjax_opt.execution.jobs import Job
+from fedjax_opt.execution.over_clients import OverClients
 from fedjax_opt.execution.strategies import Strategy
 
 # Client ids are below it, so this one never names a client's stream of random numbers.
 _SERVER = 2**31 - 2
 
 
+class Cohort(NamedTuple):
+    """Who takes part in a round.
+
+    Attributes:
+      ids: `[S]`.
+      weights: `[S]`, not negative; they need not sum to 1.
+      num_steps: K of each `[S]`; 0 for one that does not report.
+      invited: how many were asked, whether they report or not.
+      asked: for a guard's report, the ids of those who were asked `[S]`, -1 for nobody.
+      late: for a guard's report, which of those who do not report would miss the sampler's deadline.
+    """
+
+    ids: jax.Array
+    weights: jax.Array
+    num_steps: jax.Array
+    invited: Any
+    asked: Any = None
+    late: Any = False
+
+
+class How(NamedTuple):
+    """What of a round is compiled in.
+
+    Attributes:
+      strategy: how the client axis is executed.
+      static_steps: K, if all clients take as many steps and it is known beforehand; else None.
+      diagnostics: names of what is measured.
+      unequal: whether clients may differ in their numbers of steps: devices then get clients by work.
+    """
+
+    strategy: Strategy
+    static_steps: int | None = None
+    diagnostics: tuple[str, ...] = ()
+    unequal: bool = False
+
+
+class _Slot(NamedTuple):
+    """One client of a round, or all on a leading axis; one that takes no step adds nothing."""
+
+    id: jax.Array
+    feed: Any
+    num_steps: jax.Array
+    weight: jax.Array
+    own_report: Any = ()
+
+
+class _Shared(NamedTuple):
+    """What the work of all clients of a round reads; `()` for what nobody asked for."""
+
+    algorithm: Algorithm
+    model: Model
+    message: Any
+    key: jax.Array
+    examples: Any
+    states: Any
+    round: jax.Array
+    invited: jax.Array
+    num_clients: jax.Array
+    report: Any = ()
+    reference: Any = ()
+    test: Any = ()
+    guard: Any = ()
+
+
+class _Row(NamedTuple):
+    """What is kept of each client beside its term of the `Total`; `()` where nobody asks.
+
+    Attributes:
+      accepted: whether it counts.
+      weight: its weight in the total, 0 if it does not count.
+      fault: why a guard left it out.
+      contribution: what an `Aggregator` sees.
+      own: what the client keeps: its report after the probe, its new state after the work.
+      loss, bad_step, kept: what the history says of it after the work.
+    """
+
+    accepted: jax.Array
+    weight: jax.Array
+    fault: Any = ()
+    contribution: Any = ()
+    own: Any = ()
+    loss: Any = ()
+    bad_step: Any = ()
+    kept: Any = ()
+
+
 def federated_round(
     algorithm: Algorithm,
     model: Model,
-    strategy: Strategy,
     state: FederatedState,
-    cohort: jax.Array,
-    feeding: Feeding,
-    weights: jax.Array,
-    num_steps: jax.Array,
-    static_steps: int | None,
-    watch: tuple[str, ...] = (),
-    client_test: Any = None,
+    cohort: Cohort,
+    feeds: Feeds,
+    how: How,
     guard: Guard | None = None,
-    asked: Any = None,
-    late: Any = False,
-    unequal: bool = False,
+    client_test: Any = None,
 ) -> tuple[FederatedState, Info]:
-    """One round, to be called inside a compiled program; see `make_round` for the arguments.
+    """One round, to be called inside a compiled program; see `make_round` and `run_rounds`.
 
-    A client whose `num_steps` is 0 did not take part: it keeps its state and is left out of every
-    mean. If nobody with a weight took part, or a loss is not finite, nothing changes. With a guard,
-    a client that breaks a rule did not take part; `asked` names those who were to, -1 for nobody, and
-    `late` says which of those who do not report would miss the sampler's deadline. If
-    the numbers of steps are said to be `unequal`, devices get clients by work, not by count.
+    A client whose `num_steps` is 0 did not take part: it keeps its state and adds nothing. If nobody
+    with a weight took part, or a loss is not finite, nothing changes. With a guard, a client that breaks
+    a rule did not take part.
     """
-    size = cohort.shape[0]
-    asked = cohort if asked is None else asked
-    fault: Any = ()
+    codes = []
     if guard is not None:
-        fault = guards.before_work(guard, asked, num_steps, late)
-        num_steps = jnp.where(fault > 0, 0, num_steps)
-    present = num_steps > 0
-    dtype = jnp.result_type(float)
-    if aggregate.is_uniform_mean(algorithm.aggregate):
-        weights = jnp.ones_like(weights)
-    weights = jnp.where(present, weights, 0).astype(dtype)
-    somebody = jnp.sum(weights) > 0
-    weights = weights / jnp.where(somebody, jnp.sum(weights), 1)
-    message = algorithm.broadcast(state.server)
-    round_key = jax.random.fold_in(state.key, state.round)
-    test_rows, test_examples = (), ()
-    if client_test is not None:
-        test_rows = jnp.asarray(client_test.offsets)[cohort], jnp.asarray(client_test.sizes)[cohort]
-        test_examples = client_test.examples
-    clients = Member(cohort, feeding.feed, num_steps, weights, (), test_rows, fault)
-    clients = members.pad(strategy, clients)
-    padded = clients.id.shape[0] > size
-    dealt = balance.order(strategy, clients.num_steps, size, unequal)
-    if dealt is not None:
-        clients = jax.tree.map(lambda x: x[dealt], clients)
-    absent = members.is_absent if padded and balance.num_parts(strategy) > 1 else None
-    participation = members.participation(clients, state.num_clients)
-    shared = (
-        algorithm,
-        message,
-        round_key,
-        feeding.shared,
-        state.clients,
-        participation,
-        state.round,
-        test_examples,
-        guard,
-    )
-
-    def client_key(round_key, client):
-        return jax.random.fold_in(round_key, client.id)
-
-    report = ()
-    if algorithm.probe is not None:
-
-        def probe(shared, client):
-            algorithm, message, round_key, examples, states, *_ = shared
-            key = client_key(round_key, client)
-            data = probe_data(model, feeding, examples, client.feed, key, client.id)
-            assert algorithm.probe is not None  # as above: this is the same algorithm, traced
-            own = algorithm.probe(message, _state_of(client, states), data)
-            fault = guards.of_report(shared[-1], _sent(own))
-            return _summed(algorithm, _sent(own), members.unless(fault, client)), (own, fault)
-
-        found = strategies.map_reduce(strategy, probe, shared, clients, absent)
-        report, (own_reports, faulty) = found
-        clients, left = guards.exclude(clients, faulty)
-        report = _mean(algorithm, report, _sent(own_reports), clients, left)
-        clients = clients._replace(own_report=own_reports)
-        participation = members.participation(clients, state.num_clients)
-        shared = (*shared[:5], participation, *shared[6:])
-
-    def train(shared_and_report, client):
-        shared, report = shared_and_report
-        algorithm, message, round_key, examples, states, share, round_number, test, guard = shared
-        context = Context(
-            message=message,
-            client=_state_of(client, states),
-            report=report,
-            own_report=client.own_report,
-            num_steps=_divisor(client),
-            step=jnp.zeros((), jnp.int32),
-            participation=share,
-            round=round_number,
-            id=client.id,
-        )
-        job = local.work(
-            algorithm,
-            model,
-            partial(feeding.draw, examples),
-            client.feed,
-            client_key(round_key, client),
-            context,
-            client.num_steps if static_steps is None else static_steps,
-            watch,
-            partial(_own_metrics, model, test, client.test_rows) if client.test_rows else None,
-        )
-        return job._replace(finish=lambda end: conclude(shared, client, job.finish(end)))
-
-    def conclude(shared, client, result):
-        """What the server and the history take of a client's work."""
-        algorithm, message, *_, guard = shared
-        upload, new_state, tally, (averaged, kept) = result
-        contribution, num_steps = upload, _divisor(client)
-        if algorithm.receive is not None:
-            contribution = algorithm.receive(upload, num_steps)
-        if guard is not None:
-            guards.check_uploaded_models(contribution, get_variables(message))
-        steps = num_steps.astype(tally.loss_sum.dtype)
-        noted = {
-            "loss": tally.loss_sum / steps,
-            "first_loss": tally.first_loss,
-            "metrics": jax.tree.map(lambda x: x / steps.astype(x.dtype), tally.metric_sums),
-        }
-        fault = guards.of_work(guard, noted["loss"], upload, contribution, new_state)
-        client = members.unless(fault, client)
-        means = {"noted": noted, "num_steps": steps, "watched": averaged}
-        means = aggregate.weighted(means, *members.say(client))
-        stacked = () if aggregate.streams(algorithm.aggregate) else contribution
-        own = (new_state, fault, noted["loss"], tally.bad_step, kept)
-        return (_summed(algorithm, contribution, client), means), (own, stacked)
-
-    def train_whole(known, client):
-        return train(known, client).whole()
-
-    known = (shared, report)
-    if relay.applies(strategy, size, unequal):
-        steps = jnp.max(clients.num_steps) if static_steps is None else static_steps
-        trained = relay.map_reduce(strategy, train, known, clients, size, steps)
-    else:
-        trained = strategies.map_reduce(strategy, train_whole, known, clients, absent)
-    (summed, means), (own, contributions) = trained
-    new_states, found, *noted = own
-
-    def in_order(tree):
-        """What stands by client, in the order of the cohort and without padding."""
-        tree = tree if dealt is None else balance.undo(dealt, tree)
-        return jax.tree.map(lambda x: x[:size], tree)
-
-    client_loss, bad_step, kept = in_order(noted)
-    bad_step = jnp.where(num_steps > 0, bad_step, -1)  # also where nothing was computed
-    clients, left = guards.exclude(clients, found)
-    present = clients.num_steps > 0
-    means = aggregate.finish_mean(means, jnp.sum(present, dtype=jnp.int32), left)
-    mean = _mean(algorithm, summed, contributions, clients, left)
-    participation = members.participation(clients, state.num_clients)
-    server_key = jax.random.fold_in(round_key, _SERVER)
-    facts = Facts(report, means["num_steps"], participation, state.round, server_key)
-    server = algorithm.server_step(state.server, mean, facts)
-    here = in_order(present)
-    finite, faults = trees.all_finite(server), ()
-    if guard is not None:
-        guards.check_shapes("server_step(...)", server, state.server)
-        skipped = jnp.sum(present, dtype=jnp.int32) < guard.min_clients
-        somebody = (jnp.sum(clients.weight) > 0) & ~skipped
-        finite, faults = finite | ~somebody, Faults(asked, in_order(clients.fault), skipped)
-        num_steps, client_loss = in_order(clients.num_steps), jnp.where(here, client_loss, 0)
-        server = trees.select(somebody, server, state.server)
-    finite &= jnp.all(jnp.isfinite(jnp.where(here, client_loss, 0)))
-    old_params = get_variables(state.server).params
-    change = trees.subtract(get_variables(server).params, old_params)
-    write_to = jnp.where(present & somebody & finite, clients.id, state.num_clients)
-    info = Info(
+        codes.append(guards.before_work(guard, cohort.asked, cohort.num_steps, cohort.late))
+        cohort = cohort._replace(num_steps=jnp.where(codes[0] > 0, 0, cohort.num_steps))
+    shared = _shared(algorithm, model, state, cohort, feeds, how, guard, client_test)
+    situation = Situation(
         round=state.round,
-        update_norm=jnp.sqrt(trees.squared_norm(change)),
-        cohort=jnp.where(here, cohort, -1),
-        client_loss=client_loss,
-        num_steps=num_steps,
-        bad_step=bad_step,
-        finite=finite,
-        diagnostics=diagnostics.of_round(means["watched"], kept, here),
-        faults=faults,
-        **means["noted"],
+        key=jax.random.fold_in(shared.key, _SERVER),
+        num_clients=state.num_clients,
+        invited=shared.invited,
     )
-    state = state._replace(
-        server=trees.select(finite & somebody, server, state.server),
-        clients=client_rows.write(strategy, state.clients, new_states, write_to),
-        round=state.round + finite.astype(jnp.int32),
+    way = OverClients(how.strategy, cohort.num_steps, how.unequal)
+    slots = way.seated(_Slot(cohort.ids, feeds.own, cohort.num_steps, cohort.weights))
+    if algorithm.probe is not None:
+        total, rows = way.map(partial(_probe, how, feeds), shared, slots)
+        total, stacked = _completed(algorithm, way, total, rows, slots.id)
+        report = server_probe(algorithm, total, situation, stacked)
+        situation, shared = situation._replace(report=report), shared._replace(report=report)
+        # Who was left out takes no step: it keeps its place, and is counted nowhere.
+        steps = jnp.where(rows.accepted, slots.num_steps, 0)
+        slots = slots._replace(num_steps=steps, own_report=rows.own)
+        codes.append(way.in_order(rows.fault))
+    total, rows = way.map_jobs(partial(_train, how, feeds), shared, slots, how.static_steps)
+    total, stacked = _completed(algorithm, way, total, rows, slots.id)
+    faults: Any = ()
+    if guard is not None:
+        skipped = total.count < guard.min_clients
+        total = trees.select(skipped, trees.zeros_like(total), total)
+        if stacked is not None:
+            stacked = stacked._replace(ids=jnp.where(skipped, -1, stacked.ids))
+        # Who breaks a rule takes no further step, and so breaks no other.
+        faults = Faults(cohort.asked, sum(codes) + way.in_order(rows.fault), skipped)
+    server, told = server_update(
+        algorithm, state.server, total, situation, stacked, state.aggregator
     )
-    return meshes.settled((state, info), strategy.mesh)
+    keeps = rows.accepted & (total.weight > 0) & told.finite
+    write_to = jnp.where(keeps, slots.id, state.num_clients)
+    new_state = state._replace(
+        server=server,
+        clients=client_rows.write(how.strategy, state.clients, rows.own, write_to),
+        round=state.round + told.finite.astype(jnp.int32),
+        aggregator=told.memory,
+    )
+    rows = way.in_order(rows._replace(own=(), contribution=()))
+    info = _info(state, cohort, rows, told)._replace(faults=faults)
+    return meshes.settled((new_state, info), how.strategy.mesh)
 
 
 def full_gradient(
     model: Model,
     strategy: Strategy,
     variables: Any,
-    feeding: Feeding,
+    feeds: Feeds,
     weights: jax.Array,
     key: jax.Array,
 ) -> Any:
     """The mean, by the weights, of the gradients of all clients on all of their data."""
-    ones = jnp.ones(weights.shape, jnp.int32)
     ids = jnp.arange(weights.shape[0], dtype=jnp.int32)
-    clients = Member(ids, feeding.feed, ones, weights / jnp.sum(weights), (), ())
-    clients = members.pad(strategy, clients)
+    way = OverClients(strategy, jnp.ones_like(ids))
+    slots = way.seated(_Slot(ids, feeds.own, jnp.ones_like(ids), weights / jnp.sum(weights)))
 
-    def probe(shared, client):
-        variables, examples, key = shared
-        data = probe_data(model, feeding, examples, client.feed, key)
-        return aggregate.weighted(data.full_gradient(variables), *members.say(client)), ()
+    def probe(shared, slot):
+        model, variables, examples, key = shared
+        data = probe_data(model, feeds.of(examples, slot.feed), key)
+        return weighted(data.full_gradient(variables), slot.weight, slot.num_steps > 0), ()
 
-    shared = (variables, feeding.shared, key)
-    return strategies.map_reduce(strategy, probe, shared, clients)[0]
-
-
-def _divisor(client: Member) -> jax.Array:
-    """K; 1 for an absent client, which takes no step: whatever divides by it must stay finite."""
-    return jnp.maximum(client.num_steps, 1)
+    return way.map(probe, (model, variables, feeds.shared, key), slots)[0]
 
 
-def _state_of(client: Member, states: Any) -> Any:
+def _shared(algorithm, model, state, cohort, feeds, how, guard, client_test) -> _Shared:
+    reference: Any = ()
+    if "client_distance" in how.diagnostics:
+        reference = get_variables(state.server).params
+    return _Shared(
+        algorithm=algorithm,
+        model=model,
+        message=algorithm.broadcast(state.server),
+        key=jax.random.fold_in(state.key, state.round),
+        examples=feeds.shared,
+        states=state.clients,
+        round=state.round,
+        invited=jnp.asarray(cohort.invited, jnp.int32),
+        num_clients=state.num_clients,
+        reference=reference,
+        test=() if client_test is None else client_test,
+        guard=() if guard is None else guard,
+    )
+
+
+def _invitation(how: How, shared: _Shared, slot: _Slot) -> Invitation:
+    return Invitation(
+        message=shared.message,
+        round=shared.round,
+        id=slot.id,
+        num_steps=slot.num_steps if how.static_steps is None else how.static_steps,
+        invited=shared.invited,
+        num_clients=shared.num_clients,
+        key=jax.random.fold_in(shared.key, slot.id),
+        report=shared.report,
+    )
+
+
+def _state_of(shared: _Shared, slot: _Slot) -> Any:
     """A client's own state, read where it is needed: nothing is gathered for the whole cohort.
 
     An absent slot may carry any id: it reads some client's state and writes to none.
     """
-    return client_rows.read(states, client.id)
+    return client_rows.read(shared.states, slot.id)
 
 
-def _own_metrics(model: Model, examples: Any, rows: Any, variables: Any) -> dict[str, jax.Array]:
-    """A model's metrics on a client's own test examples, by the names that the history gives them."""
-    found = mean_over_rows(model, variables, examples, *rows)
-    return {f"user_{name}": value for name, value in found.items()}
+def _probe(how: How, feeds: Feeds, shared: _Shared, slot: _Slot) -> tuple[Total, _Row]:
+    feed, invitation = feeds.of(shared.examples, slot.feed), _invitation(how, shared, slot)
+    own = client_probe(shared.algorithm, shared.model, feed, invitation, _state_of(shared, slot))
+    accepted, fault = slot.num_steps > 0, ()
+    if isinstance(shared.guard, Guard):
+        fault = jnp.where(accepted, guards.of_report(shared.guard, sent(own)), 0)
+        accepted &= fault == 0
+    term = report_contribution(shared.algorithm, own, slot.weight, accepted)
+    stacked = () if streams(shared.algorithm.aggregate) else sent(own)
+    return term, _Row(accepted, term.weight, fault, stacked, own)
 
 
-def _summed(algorithm: Algorithm, upload: Any, client: Member) -> Any:
-    """What is summed over the clients: nothing where a rule wants to see all uploads at once."""
-    return (
-        aggregate.weighted(upload, *members.say(client))
-        if aggregate.streams(algorithm.aggregate)
-        else ()
+def _train(how: How, feeds: Feeds, shared: _Shared, slot: _Slot) -> Job:
+    observers = diagnostics.observers(how.diagnostics, shared.reference)
+    invitation = _invitation(how, shared, slot)
+    if not isinstance(shared.test, tuple):
+        measure = partial(_own_metrics, shared.model, shared.test, slot.id)
+        observers = (*observers, diagnostics.own_test(measure, invitation.num_steps))
+    job = client_job(
+        shared.algorithm,
+        shared.model,
+        feeds.of(shared.examples, slot.feed),
+        invitation,
+        _state_of(shared, slot),
+        slot.own_report,
+        observers,
+    )
+    return job._replace(finish=lambda carry: _concluded(shared, slot, job.finish(carry)))
+
+
+def _concluded(shared: _Shared, slot: _Slot, result: ClientResult) -> tuple[Total, _Row]:
+    """What the server and the history take of a client's work."""
+    algorithm, fault, stacked, kept = shared.algorithm, (), (), {}
+    accepted = slot.num_steps > 0
+    if isinstance(shared.guard, Guard):
+        made = received(algorithm, result.upload, result.num_steps)
+        guards.check_uploaded_models(made, get_variables(shared.message))
+        fault = jnp.where(accepted, guards.of_work(shared.guard, result, made), 0)
+        accepted &= fault == 0
+    if not streams(algorithm.aggregate):
+        stacked = received(algorithm, result.upload, result.num_steps)
+    noted: dict[str, Any] = {"first_loss": result.first_loss, "metrics": result.metrics}
+    if result.observed:
+        noted["diagnostics"], kept = diagnostics.joined(result.observed)
+    term = contribution(
+        algorithm, result.upload, result.num_steps, result.loss, slot.weight, accepted, noted
+    )
+    return term, _Row(
+        accepted, term.weight, fault, stacked, result.state, result.loss, result.bad_step, kept
     )
 
 
-def _mean(algorithm: Algorithm, summed: Any, stacked: Any, clients: Member, left: Any) -> Any:
-    present = clients.num_steps > 0
-    if aggregate.streams(algorithm.aggregate):
-        return aggregate.finish_mean(summed, jnp.sum(present, dtype=jnp.int32), left)
-    assert algorithm.aggregate is not None  # the weighted mean streams
-    return aggregate.apply(algorithm.aggregate, stacked, clients.weight, present)
+def _completed(
+    algorithm: Algorithm, way: OverClients, total: Total, rows: _Row, ids: Any
+) -> tuple[Total, Stacked | None]:
+    """The total with the exact sum of its weights; and what an `Aggregator` sees, if there is one."""
+    # Added up by pairs: one after the other, many equal float32 weights would err to one side.
+    total = total._replace(weight=jnp.sum(rows.weight))
+    if streams(algorithm.aggregate):
+        return total, None
+    ids = jnp.where(rows.accepted, ids, -1)
+    return total, way.in_order(Stacked(rows.contribution, rows.weight, ids))
 
 
-def _sent(report: Any) -> Any:
-    """The part of a report that leaves its client."""
-    return report.shared if isinstance(report, Kept) else report
+def _info(state: FederatedState, cohort: Cohort, rows: _Row, told: ServerInfo) -> Info:
+    here = rows.accepted
+    measured = {}
+    if "diagnostics" in told.noted:
+        measured = diagnostics.of_round(told.noted["diagnostics"], rows.kept, here)
+    return Info(
+        round=state.round,
+        loss=told.loss,
+        first_loss=told.noted["first_loss"],
+        metrics=told.noted["metrics"],
+        update_norm=told.update_norm,
+        cohort=jnp.where(here, cohort.ids, -1),
+        client_loss=jnp.where(here, rows.loss, 0),
+        num_steps=jnp.where(here, cohort.num_steps, 0),
+        # Also of a client that its work has excluded; -1 where nothing was computed.
+        bad_step=jnp.where(cohort.num_steps > 0, rows.bad_step, -1),
+        finite=told.finite,
+        diagnostics=measured,
+    )
+
+
+def _own_metrics(model: Model, test: Any, client: Any, variables: Any) -> dict[str, jax.Array]:
+    """A model's metrics on a client's own test examples, by the names that the history gives them."""
+    offset, size = jnp.asarray(test.offsets)[client], jnp.asarray(test.sizes)[client]
+    found = mean_over_rows(model, variables, test.examples, offset, size)
+    return {f"user_{name}": value for name, value in found.items()}

@@ -12,12 +12,12 @@ from fedjax_opt.core.algorithm import Algorithm, Scheduled, get_variables
 from fedjax_opt.core.federation import Epochs, Federation, check_nouns
 from fedjax_opt.core.info import Info
 from fedjax_opt.core.state import FederatedState
-from fedjax_opt.engine import batching as batches
 from fedjax_opt.engine import diagnostics as watching
+from fedjax_opt.engine import minibatches as batches
 from fedjax_opt.engine.evaluate import evaluate
 from fedjax_opt.engine.guard import before_work
 from fedjax_opt.engine.preparation import Prepared, prepare, refuse_stored
-from fedjax_opt.engine.round import federated_round, full_gradient
+from fedjax_opt.engine.round import Cohort, How, federated_round, full_gradient
 from fedjax_opt.execution import balance, meshes, strategies
 from fedjax_opt.execution.memory import fit
 from fedjax_opt.execution.strategies import Strategy
@@ -112,27 +112,27 @@ def one_round(prepared: Prepared, state: FederatedState) -> tuple[FederatedState
     clients: Any = federation.clients
     sizes = jnp.asarray(clients.sizes)
     memory = state.controllers or controller.Controls()
-    cohort, steps, unequal = _cohort(
+    ids, steps, unequal = _cohort(
         prepared, state.cohort_key, state.round, memory.local_steps, sizes
     )
     learning_rate = controller.current_rate(algorithm, memory.learning_rate, state.round)
-    asked, late = _asked(federation, state.cohort_key, state.round, sizes.shape[0])
+    asked, late = _asked(federation, state.cohort_key, state.round, ids, steps)
     new_state, info = federated_round(
         controller.at_rate(algorithm, learning_rate),
         federation.model,
-        prepared.strategy,
         state,
-        cohort,
-        _feeding(prepared, cohort),
-        _weights(federation, sizes[cohort]),
-        steps,
-        prepared.static_steps,
-        prepared.diagnostics,
+        Cohort(
+            ids=ids,
+            weights=_weights(federation, sizes)[ids],
+            num_steps=steps,
+            invited=jnp.sum(asked >= 0, dtype=jnp.int32),
+            asked=asked,
+            late=late,
+        ),
+        _feeds(prepared, ids),
+        How(prepared.strategy, prepared.static_steps, prepared.diagnostics, unequal),
+        federation.guard,
         federation.client_test,
-        guard=federation.guard,
-        asked=asked,
-        late=late,
-        unequal=unequal,
     )
     seen = dict(info.diagnostics)
     if "momentum_deviation" in prepared.diagnostics:
@@ -147,16 +147,21 @@ def one_round(prepared: Prepared, state: FederatedState) -> tuple[FederatedState
 
 
 def _weights(federation, sizes):
-    weights = sizes if federation.weighting == "samples" else jnp.ones(sizes.shape)
-    return weights.astype(jnp.result_type(float))
+    """The weights of all clients: n_i, times a power of two by which their mean is near 1; or 1."""
+    dtype = jnp.result_type(float)
+    if federation.weighting != "samples":
+        return jnp.ones(sizes.shape, dtype)
+    weights = sizes.astype(dtype)
+    return jnp.ldexp(weights, -jnp.frexp(jnp.mean(weights))[1])
 
 
-def _asked(federation, key, round_number, num_clients):
-    """Who was to take part, -1 for nobody, and who would be late; where a guard wants to know."""
-    if federation.guard is None:
-        return None, False
-    ids, filled = federation.cohort.asks(key, round_number, num_clients)
-    return jnp.where(filled, ids, -1), federation.cohort.late(ids)
+def _asked(federation, key, round_number, ids, steps):
+    """Who was to take part, -1 for nobody, and who would be late; of a cohort that was drawn."""
+    sampler = federation.cohort
+    if not sampler.falls_short and sampler.punctual is None:
+        return jnp.where(steps > 0, ids, -1), False
+    ids, filled = sampler.asks(key, round_number, federation.num_clients)
+    return jnp.where(filled, ids, -1), sampler.late(ids)
 
 
 def _cohort(prepared, key, round_number, remembered, sizes):
@@ -187,17 +192,16 @@ def seats(prepared: Prepared, key: jax.Array, first_round: jax.Array, length: in
     def one(round_number):
         cohort, steps, unequal = _cohort(prepared, key, round_number, (), sizes)
         if federation.guard is not None:
-            asked, _ = _asked(federation, key, round_number, sizes.shape[0])
-            assert asked is not None  # there is a guard
+            asked, _ = _asked(federation, key, round_number, cohort, steps)
             steps = jnp.where(before_work(federation.guard, asked, steps) > 0, 0, steps)
         return cohort[balance.seats(prepared.strategy, steps, unequal)]
 
     return jax.lax.map(one, first_round + jnp.arange(length, dtype=jnp.int32))
 
 
-def _feeding(prepared, cohort):
+def _feeds(prepared, cohort):
     federation = prepared.federation
-    return batches.feeding_from_data(
+    return batches.feeds_from_data(
         federation.clients, cohort, federation.batch_size, federation.batching,
         prepared.full_batches, prepared.steps_per_epoch,
     )  # fmt: skip
@@ -225,7 +229,7 @@ def _momentum_deviation(prepared, state, sizes):
         prepared.federation.model,
         prepared.strategy,
         get_variables(state.server),
-        _feeding(prepared, everyone),
+        _feeds(prepared, everyone),
         _weights(prepared.federation, sizes),
         jax.random.fold_in(state.key, state.round),
     )

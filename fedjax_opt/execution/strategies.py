@@ -214,7 +214,7 @@ def _scan(function, shared, clients):
 
 def _vmap(function, shared, clients):
     contributions, results = jax.vmap(function, in_axes=(None, 0))(shared, clients)
-    return jax.tree.map(lambda x: jnp.sum(x, axis=0), contributions), results
+    return jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), contributions), results
 
 
 def _sharded(strategy, function, shared, clients, absent):

@@ -16,7 +16,7 @@ def smooth(values: Any, decay: float = 0.9) -> np.ndarray:
       decay: in [0, 1); 0.9 in the FedACG paper.
 
     Returns:
-      The smoothed curve `[T]`.
+      The smoothed curve `[T]`, which stays where it is at a value that is NaN.
 
     Example:
       >>> import fedjax_opt as fo
@@ -24,9 +24,13 @@ def smooth(values: Any, decay: float = 0.9) -> np.ndarray:
       [0.0, 0.5]
     """
     checks.number("decay", decay, low=0.0, high=1.0, open_high=True)
-    smoothed = np.array(values, np.float64)
-    for t in range(1, len(smoothed)):
-        smoothed[t] = decay * smoothed[t - 1] + (1 - decay) * smoothed[t]
+    smoothed, last = np.array(values, np.float64), np.nan
+    for t, value in enumerate(smoothed):
+        if np.isnan(last):
+            last = value
+        elif not np.isnan(value):  # a round in which nobody took part says nothing
+            last = decay * last + (1 - decay) * value
+        smoothed[t] = last
     return smoothed
 
 

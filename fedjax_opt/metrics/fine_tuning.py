@@ -23,8 +23,8 @@ from fedjax_opt.core import Model, Objective, Variables, checks
 from fedjax_opt.core.algorithm import as_partial
 from fedjax_opt.core.federation import BATCHINGS
 from fedjax_opt.core.struct import struct
-from fedjax_opt.engine.batching import feeding_from_data
 from fedjax_opt.engine.evaluate import _own as own_model
+from fedjax_opt.engine.minibatches import rows_feed
 from fedjax_opt.execution.jobs import counted_loop
 
 
@@ -141,16 +141,18 @@ class _Optimizer(NamedTuple):
 def _tuned(fixed, variables, data, optimizer, steps, key, client):
     client = jnp.asarray(client, jnp.int32)
     own = variables if isinstance(variables, Variables) else variables(client)
-    feeding = feeding_from_data(data, client, fixed.batch_size, fixed.batching, fixed.full_batches)
-    offset, size = feeding.feed
+    offset, size = jnp.asarray(data.offsets)[client], jnp.asarray(data.sizes)[client]
     # Under vmap an empty client draws too, and what it makes of it is dropped: any row will do.
     total = jax.tree.leaves(data.examples)[0].shape[0]
-    feed = jnp.minimum(offset, total - 1), jnp.maximum(size, 1)
+    place = jnp.minimum(offset, total - 1), jnp.maximum(size, 1)
+    feed = rows_feed(
+        fixed.batch_size, fixed.batching, fixed.full_batches, None, data.examples, place
+    )
     key = jax.random.fold_in(key, client)
 
     def step(carry, k):
         here, statistics = carry
-        batch, mask = feeding.draw(feeding.shared, feed, key, k)
+        batch, mask = feed.draw(key, k)
         objective = Objective(fixed.model, jax.random.fold_in(key, k), mask)
         gradient, evaluation = objective.gradient(here, batch)
         updates, statistics = optimizer.update(gradient, statistics, here.params)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from fedjax_opt.core import controller
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.core.struct import changed
-from fedjax_opt.engine import batching as batches
-from fedjax_opt.engine.feeding import probe_key
+from fedjax_opt.engine import minibatches as batches
+from fedjax_opt.engine.client import probe_key
 from fedjax_opt.engine.preparation import Prepared
 from fedjax_opt.engine.run import one_round
 from fedjax_opt.execution import client_rows
@@ -85,36 +85,34 @@ class Debugger:
 
 def _inputs(failure: ClientFailure, prepared: Prepared, state: FederatedState) -> Any:
     """All that the client's work depends on, as arrays by name; and what else is to be known."""
-    client, shared, report = failure.client, failure.shared, ()
-    training = isinstance(shared[0], tuple) and not hasattr(shared[0], "broadcast")
-    if training:
-        shared, report = shared
-    message, round_key, examples, participation = shared[1], shared[2], shared[3], shared[5]
-    key = jax.random.fold_in(round_key, client.id)
+    client, shared = failure.client, failure.shared
+    training = shared.algorithm.probe is None or client.own_report != ()
+    key = jax.random.fold_in(shared.key, client.id)
     federation = prepared.federation
-    feeding = batches.feeding_from_data(
+    feeds = batches.feeds_from_data(
         federation.clients, client.id[None], federation.batch_size, federation.batching,
         prepared.full_batches, prepared.steps_per_epoch,
     )  # fmt: skip
+    feed = feeds.of(shared.examples, client.feed)
     steps = int(client.num_steps)
-    drawn = [feeding.draw(examples, client.feed, key, jnp.int32(k)) for k in range(steps)]
+    drawn = [feed.draw(key, jnp.int32(k)) for k in range(steps)]
     inputs = {
-        "message": message,
+        "message": shared.message,
         "client_state": client_rows.read(state.clients, client.id),
-        "report": report,
+        "report": shared.report,
         "own_report": client.own_report if training else (),
         "batches": _stacked([batch for batch, _ in drawn]),
         "mask": _stacked([mask for _, mask in drawn]),
         "key": jax.random.key_data(key),
         "num_steps": client.num_steps,
-        "participation": participation,
+        "invited": shared.invited,
+        "num_clients": shared.num_clients,
     }
     if not training:
-        chunk_of, num_chunks = feeding.full(examples, client.feed)
-        chunks = [chunk_of(jnp.int32(i)) for i in range(int(num_chunks))]
+        chunks = [feed.chunk(jnp.int32(i)) for i in range(int(feed.num_chunks))]
         inputs["probe_batches"] = _stacked([batch for batch, _ in chunks])
         inputs["probe_mask"] = _stacked([mask for _, mask in chunks])
-        extra = feeding.extra(examples, client.feed, probe_key(key))
+        extra = feed.extra(probe_key(key))
         inputs["extra_batch"], inputs["extra_mask"] = extra
     remembered = state.controllers.learning_rate if state.controllers else ()
     rate = controller.current_rate(prepared.algorithm, remembered, state.round)

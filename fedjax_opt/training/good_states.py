@@ -32,9 +32,11 @@ class Losses(NamedTuple):
 
 
 def losses(log: Log) -> Losses:
-    """Those of the newest chunk; rounds that a guard has skipped say nothing."""
+    """Those of the newest chunk; rounds in which nobody counted say nothing."""
     rows = log.newest()
-    counted = ~rows["skipped"] if "skipped" in rows else np.ones(len(rows["round"]), bool)
+    counted = np.any(rows["num_steps"] > 0, axis=1)
+    if "skipped" in rows:
+        counted &= ~rows["skipped"]
     if not counted.any():
         return Losses(np.nan, log.failed_first_loss, np.nan)
     first = rows["first_loss"][counted]

@@ -20,7 +20,6 @@ from jax.tree_util import Partial, keystr, tree_leaves_with_path
 
 from fedjax_opt.core.algorithm import (
     Algorithm,
-    Context,
     Kept,
     ProbeData,
     Scheduled,
@@ -29,8 +28,8 @@ from fedjax_opt.core.algorithm import (
 from fedjax_opt.core.controller import at_rate
 from fedjax_opt.core.messages import any_gradient
 from fedjax_opt.core.model import Model, Variables
-from fedjax_opt.engine import local
-from fedjax_opt.engine.feeding import Feeding, probe_data
+from fedjax_opt.engine.client import Invitation, client_update, probe_data
+from fedjax_opt.engine.minibatches import Feed
 
 _FORMAT = 1
 
@@ -156,20 +155,25 @@ def _work(about, algorithm, model, parts, leaves, batches, key):
             losses.append(np.asarray(evaluation.loss))
         return state, evaluation
 
-    def draw(feed, key, k):
-        del feed, key
+    def draw(key, k):
+        del key
         return jax.tree.map(lambda x: x[k], (batches, mask))
 
-    num_steps = leaves["num_steps"][0]
-    context = Context(
-        message=parts["message"], client=parts["client_state"], report=parts["report"],
-        own_report=parts["own_report"], num_steps=num_steps, step=jnp.zeros((), jnp.int32),
-        participation=leaves["participation"][0], round=jnp.int32(about["round"]),
-        id=jnp.int32(about["client"]),
+    invitation = Invitation(
+        message=parts["message"], round=jnp.int32(about["round"]), id=jnp.int32(about["client"]),
+        num_steps=leaves["num_steps"][0], invited=leaves["invited"][0],
+        num_clients=leaves["num_clients"][0], key=key, report=parts["report"],
     )  # fmt: skip
     noting = algorithm._replace(step=Partial(step, algorithm.step))
-    upload, state, *_ = local.work(noting, model, draw, (), key, context, num_steps).whole()
-    return Replay(about, np.array(losses), upload, state)
+    feed = Feed(draw, _not_asked, 0, _not_asked, 0)
+    result = client_update(
+        noting, model, feed, invitation, parts["client_state"], parts["own_report"]
+    )
+    return Replay(about, np.array(losses), result.upload, result.state)
+
+
+def _not_asked(*args):
+    raise AssertionError("not asked for where the work is done again")
 
 
 def _probe(about, algorithm, model, parts, leaves, key):
@@ -179,17 +183,15 @@ def _probe(about, algorithm, model, parts, leaves, key):
     batches, masks = tree("probe_batches"), leaves["probe_mask"]
     extra_mask = leaves["extra_mask"][0] if leaves["extra_mask"] else None
 
-    def full(shared, feed):
-        del shared, feed
-        count = jax.tree.leaves(batches)[0].shape[0]
-        return lambda i: jax.tree.map(lambda x: x[i], (batches, masks[0] if masks else None)), count
+    def chunk(index):
+        return jax.tree.map(lambda x: x[index], (batches, masks[0] if masks else None))
 
-    def extra(shared, feed, key):
-        del shared, feed, key
+    def extra(key):
+        del key
         return tree("extra_batch"), extra_mask
 
-    feeding = Feeding(draw=None, full=full, extra=extra, shared=(), feed=())  # type: ignore[arg-type]
-    data = probe_data(model, feeding, (), (), key, jnp.int32(about["client"]))
+    feed = Feed(_not_asked, chunk, jax.tree.leaves(batches)[0].shape[0], extra, 0)
+    data = probe_data(model, feed, key, jnp.int32(about["client"]))
     report = algorithm.probe(parts["message"], parts["client_state"], data)
     return Replay(about, np.zeros(0), report, parts["client_state"])
 

@@ -163,8 +163,8 @@ def _with_scale(prepared: Prepared, scale: jax.Array) -> Prepared:
     return prepared.replace(algorithm=algorithm._replace(setting=rate))
 
 
-def _damped(server_step, scale, server, mean, facts):
-    new = server_step(server, mean, facts)
+def _damped(server_step, scale, server, mean, situation):
+    new = server_step(server, mean, situation)
     old, moved = get_variables(server), get_variables(new)
     part = trees.add_scaled(old.params, scale, trees.subtract(moved.params, old.params))
     # A step that is not scaled stays the same to the last bit.

@@ -1,8 +1,9 @@
 """How a server makes one update of many: means, and rules that outliers cannot drag away.
 
-An aggregator is a function of (values `[S, ...]`, weights `[S]`). The weights sum to 1, and whoever has
-weight 0 has no say. The two means are summed from client to client; the others see all uploads at once,
-so the server holds S of them.
+A rule is a function of (values `[S, ...]`, weights `[S]`). The weights sum to 1, and whoever has weight
+0 has no say. The two means are summed from client to client; the others see all uploads at once, so the
+server holds S of them. A rule that needs more, such as whole uploads, ids, the round or a memory, is an
+`Aggregator`.
 """
 
 from typing import Any
@@ -11,21 +12,23 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from fedjax_opt.core import Algorithm, StaticInt, checks, trees
-from fedjax_opt.engine import aggregate
+from fedjax_opt.core import Aggregator, Algorithm, StaticInt, checks, trees
+from fedjax_opt.core.algorithm import as_partial
+from fedjax_opt.engine import server
 
 
 def aggregated(algorithm: Algorithm, aggregator: Any) -> Algorithm:
     """The algorithm with another rule for what its server makes of the uploads.
 
-    Each part of an upload (the change of the model, the change of a control variate) is aggregated on
-    its own, and so are the reports of a probe.
+    The reports of a probe are aggregated by the same rule.
 
     Args:
-      algorithm: any algorithm.
+      algorithm: any algorithm that has no such rule yet.
       aggregator: `weighted_mean()`, `uniform_mean()`, `coordinate_median()`, `trimmed_mean(...)` or
         `geometric_median(...)` of `fedjax_opt.aggregators`; or a function of your own,
-        (values `[S, ...]`, weights `[S]`) -> value, on any pytree.
+        (values `[S, ...]`, weights `[S]`) -> value, on any pytree, which is handed each part of an
+        upload (the change of the model, the change of a control variate) on its own. Or an `Aggregator`,
+        which sees whole uploads, the clients' ids and the round, and may remember earlier rounds.
 
     Returns:
       The algorithm with that aggregator.
@@ -39,13 +42,28 @@ def aggregated(algorithm: Algorithm, aggregator: Any) -> Algorithm:
     Reference:
       Yin, Chen, Ramchandran, Bartlett. Byzantine-robust distributed learning. ICML 2018.
     """
+    if algorithm.aggregate is not None:
+        raise ValueError(
+            "aggregated goes around an algorithm once: this one has an aggregator, which would be lost."
+        )
+    if isinstance(aggregator, Aggregator):
+        return algorithm._replace(aggregate=aggregator)
     if not callable(aggregator):
         raise ValueError(
             "aggregator must be a function of (values, weights), such as"
-            f" fedjax_opt.aggregators.coordinate_median(), got {aggregator!r}."
+            f" fedjax_opt.aggregators.coordinate_median(), or an Aggregator, got {aggregator!r}."
         )
-    is_own_rule = getattr(aggregator, "func", aggregator) is aggregate.weighted_mean
-    return algorithm._replace(aggregate=None if is_own_rule else aggregator)
+    rule = as_partial(aggregator)
+    if rule.func is server.weighted_mean:
+        return algorithm
+    if rule.func is server.uniform_mean:
+        return algorithm._replace(aggregate=rule)
+    return algorithm._replace(aggregate=Aggregator(_no_memory, server.by_parts(rule)))
+
+
+def _no_memory(shapes):
+    del shapes
+    return ()
 
 
 def weighted_mean() -> Partial:
@@ -58,7 +76,7 @@ def weighted_mean() -> Partial:
       >>> float(rule(jnp.array([0.0, 10.0]), jnp.array([0.75, 0.25])))
       2.5
     """
-    return Partial(aggregate.weighted_mean)
+    return Partial(server.weighted_mean)
 
 
 def uniform_mean() -> Partial:
@@ -71,7 +89,7 @@ def uniform_mean() -> Partial:
       >>> float(rule(jnp.array([0.0, 10.0]), jnp.array([0.75, 0.25])))
       5.0
     """
-    return Partial(aggregate.uniform_mean)
+    return Partial(server.uniform_mean)
 
 
 def coordinate_median() -> Partial:
@@ -145,7 +163,7 @@ def _median(values, weights):
 
     def median(leaf):
         # Those without a say come last.
-        ordered = jnp.sort(aggregate.heard(leaf, weights, jnp.inf), axis=0)
+        ordered = jnp.sort(server.heard(leaf, weights, jnp.inf), axis=0)
         return (ordered[lower] + ordered[upper]) / 2
 
     return jax.tree.map(median, values)
@@ -157,7 +175,7 @@ def _trimmed_mean(fraction, values, weights):
     cut = cut.astype(jnp.int32)
 
     def mean(leaf):
-        ordered = jnp.sort(aggregate.heard(leaf, weights, jnp.inf), axis=0)
+        ordered = jnp.sort(server.heard(leaf, weights, jnp.inf), axis=0)
         place = jnp.arange(leaf.shape[0], dtype=jnp.int32)
         inside = ((place >= cut) & (place < count - cut)).reshape(-1, *[1] * (leaf.ndim - 1))
         kept = jnp.maximum(count - 2 * cut, 1).astype(leaf.dtype)
@@ -173,7 +191,7 @@ def _geometric_median(iterations, smoothing, values, weights):
     squares = _squared_distances(values, start)
     # Who is infinitely far away pulls nothing.
     weights = jnp.where(jnp.isfinite(squares), weights, 0)
-    values = jax.tree.map(lambda leaf: aggregate.heard(leaf, weights, 0), values)
+    values = jax.tree.map(lambda leaf: server.heard(leaf, weights, 0), values)
     smallest = jnp.asarray(smoothing, squares.dtype) ** 2
 
     def distances(centre):
@@ -182,7 +200,7 @@ def _geometric_median(iterations, smoothing, values, weights):
 
     def one(_, centre):
         pull = weights.astype(squares.dtype) / distances(centre)
-        return aggregate.weighted_mean(values, pull / jnp.sum(pull))
+        return server.weighted_mean(values, pull / jnp.sum(pull))
 
     # From the mean of the values drawn in to the usual distance from the median: outliers start
     # near, and a median that is one of the values does not hold the iteration fast.
@@ -195,7 +213,7 @@ def _geometric_median(iterations, smoothing, values, weights):
         return centre[None] + factor * (leaf - centre[None])
 
     near = jax.tree.map(drawn_in, values, start)
-    centre = aggregate.weighted_mean(near, weights / jnp.sum(weights))
+    centre = server.weighted_mean(near, weights / jnp.sum(weights))
     return jax.lax.fori_loop(0, int(iterations), one, centre)
 
 

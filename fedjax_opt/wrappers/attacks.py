@@ -13,7 +13,6 @@ attack, labels that are wrong, is `fedjax_opt.data.with_flipped_labels`.
 An attack goes around `compressed` to act on what the server decodes, or inside of it to be encoded.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -157,7 +156,7 @@ def _finish(finish, clients, function, local, context):
     false = function(honest, jax.random.fold_in(context.key, 1))
     checks.same_structure("function(upload, key)", false, honest, "what clients upload")
     sent = trees.select(_attacks(clients, context.id), false, honest)
-    return dataclasses.replace(upload, inner=sent) if isinstance(upload, Coded) else sent, state
+    return upload.changed(sent) if isinstance(upload, Coded) else sent, state
 
 
 def _probe(probe, clients, function, message, client, probe_data):

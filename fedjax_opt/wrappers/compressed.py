@@ -121,6 +121,8 @@ def coded(codec: Codec, tree: Any, key: jax.Array) -> Coded:
         decompress(codec, payload, tree),
         size_in_bytes(codec, payload, tree),
         expected_bytes(codec, tree),
+        codec,
+        payload,
     )
 
 
@@ -128,7 +130,6 @@ def _with_coded_uploads(algorithm, codec, error_feedback):
     if not error_feedback:
         return algorithm._replace(
             finish=Partial(_finish, algorithm.finish, codec),
-            receive=Partial(_receive, algorithm.receive),
         )
     probe, personal = algorithm.probe, algorithm.personal
     return algorithm._replace(
@@ -137,7 +138,6 @@ def _with_coded_uploads(algorithm, codec, error_feedback):
         start=Partial(_start_with_memory, algorithm.start),
         step=Partial(_step_with_memory, algorithm.step),
         finish=Partial(_finish_with_memory, algorithm.finish, codec),
-        receive=Partial(_receive, algorithm.receive),
         personal=None if personal is None else Partial(_personal_with_memory, personal),
     )
 
@@ -145,10 +145,6 @@ def _with_coded_uploads(algorithm, codec, error_feedback):
 def _finish(finish, codec, local, context):
     upload, client = finish(local, context)
     return coded(codec, upload, context.key), client
-
-
-def _receive(receive, upload, num_steps):
-    return upload.inner if receive is None else receive(upload.inner, num_steps)
 
 
 def _init_client(algorithm, codec, variables):
@@ -287,10 +283,10 @@ def _finish_read(finish, local, context):
     return finish(local, context._replace(message=context.message.inner))
 
 
-def _server_step(server_step, server, aggregate, facts):
-    inner = server_step(server.inner, aggregate, facts)
+def _server_step(server_step, server, aggregate, situation):
+    inner = server_step(server.inner, aggregate, situation)
     # The seed of the next download belongs to this run and round; the first download's is 0.
-    return Server(inner, jax.random.bits(facts.key, (2,), jnp.uint32))
+    return Server(inner, jax.random.bits(situation.key, (2,), jnp.uint32))
 
 
 def _personal_read(personal, server, client):

@@ -66,7 +66,7 @@ def contrastive(algorithm: Algorithm, mu: Any, temperature: Any = 0.5) -> Algori
         init_client=Partial(_init_client, algorithm.init_client),
         probe=None
         if algorithm.probe is None
-        else Partial(_probe, algorithm.probe, mu, temperature),
+        else Partial(_probe, algorithm.probe, algorithm.start, mu, temperature),
         start=Partial(_start, algorithm.start),
         step=Partial(_step, algorithm.step, mu, temperature),
         finish=Partial(_finish, algorithm.finish),
@@ -78,10 +78,11 @@ def _init_client(inner, variables):
     return Client(inner(variables), variables)
 
 
-def _probe(inner, mu, temperature, message, client, probe_data):
-    # A probe asks at the model from which the client starts, where z is z_x.
-    start = get_variables(message)
-    term = Partial(_with_term, mu, temperature, start, client.previous)
+def _probe(inner, start, mu, temperature, message, client, probe_data):
+    # A probe asks at the model from which the client starts, where z is z_x. The message may have
+    # holes, which the client fills from what it keeps.
+    anchor = get_variables(start(message, client.inner))
+    term = Partial(_with_term, mu, temperature, anchor, client.previous)
     return inner(message, client.inner, probe_data.adjusted(term))
 
 

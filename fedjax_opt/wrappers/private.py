@@ -1,7 +1,8 @@
 """Private leaves: parts of the model that never leave their client (MTFL's patches).
 
 A private leaf, with its optimiser statistics, is a federation of one: its client takes for it the
-step that the server takes for the leaves that are shared, with its own upload in place of the mean.
+step that the server takes for the leaves that are shared, with its own upload in place of the mean and
+C = 1. In local steps all leaves are alike: an algorithm that reads C there (LocalGHBM) reads |S| / N.
 
     message     shared leaves come from the server, private ones from the client's patch
     upload      shared leaves only
@@ -22,9 +23,17 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from fedjax_opt.core import Algorithm, Coded, Facts, Kept, Variables, get_variables, set_variables
+from fedjax_opt.core import (
+    Algorithm,
+    Coded,
+    Kept,
+    Situation,
+    Variables,
+    get_variables,
+    set_variables,
+)
 from fedjax_opt.core.paths import matcher
-from fedjax_opt.engine.aggregate import without_markers
+from fedjax_opt.engine.server import without_markers
 
 _INSIDE = (
     "private goes inside of compressed: what stays at home is not sent, so a codec must not see it. Use"
@@ -124,6 +133,7 @@ def private(
         server_step=Partial(_server_step, algorithm),
         personal=Partial(_personal, algorithm),
         aggregate=algorithm.aggregate,
+        runs_on_empty=algorithm.runs_on_empty,
     )
 
 
@@ -239,15 +249,24 @@ def _finish(algorithm, chosen, local, context):
     steps = context.num_steps.astype(jnp.result_type(float))
     own_report = inside.own_report
     own_report = own_report.shared if isinstance(own_report, Kept) else own_report
-    facts = Facts(own_report, steps, jnp.ones_like(steps), context.round, context.key)
-    stepped = algorithm.server_step(server, contribution, facts)
+    situation = Situation(
+        round=context.round,
+        key=context.key,
+        num_clients=1,
+        invited=1,
+        report=own_report,
+        count=1,
+        weight=jnp.ones_like(steps),
+        num_steps=steps,
+    )
+    stepped = algorithm.server_step(server, contribution, situation)
     _, patch = _split(stepped, variables, chosen)
     shared, _ = _split(upload, variables, chosen)
     return shared, Client(inner_client, patch)
 
 
-def _server_step(algorithm, server, aggregate, facts):
-    return server._replace(inner=algorithm.server_step(server.inner, aggregate, facts))
+def _server_step(algorithm, server, aggregate, situation):
+    return server._replace(inner=algorithm.server_step(server.inner, aggregate, situation))
 
 
 def _none(node: Any) -> bool:

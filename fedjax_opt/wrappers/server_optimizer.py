@@ -75,9 +75,9 @@ def _personal(inner, server, client):
     return inner(server.inner, client)
 
 
-def _server_step(inner, optimizer, server, aggregate, facts):
+def _server_step(inner, optimizer, server, aggregate, situation):
     old = get_variables(server.inner).params
-    stepped = inner(server.inner, aggregate, facts)
+    stepped = inner(server.inner, aggregate, situation)
     proposed = get_variables(stepped)
     pseudo_gradient = trees.subtract(old, proposed.params)
     updates, optimizer_state = optimizer.update(pseudo_gradient, server.optimizer, old)

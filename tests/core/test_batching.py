@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import fedjax_opt as fo
-from fedjax_opt.engine.batching import feeding_from_data
+from fedjax_opt.engine.minibatches import rows_feed
 from tests.core import problems
 
 LEVEL = 1e-4  # A right implementation fails at this level once in ten thousand seeds.
@@ -21,12 +21,11 @@ FEDAVG = fo.fedavg(fo.optimizers.sgd(0.1))
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _drawn(batching, batch_size, steps, full, offset, size, seed):
-    data = fo.ClientData(jnp.arange(1000, dtype=jnp.int32), offset[None], size[None])
-    feeding = feeding_from_data(data, jnp.array([0]), batch_size, batching, full)
-    feed = jax.tree.map(lambda x: x[0], feeding.feed)
+    rows = jnp.arange(1000, dtype=jnp.int32)
+    feed = rows_feed(batch_size, batching, full, None, rows, (offset, size))
 
     def at(step):
-        return feeding.draw(feeding.shared, feed, jax.random.key(seed), step)
+        return feed.draw(jax.random.key(seed), step)
 
     return jax.vmap(at)(jnp.arange(steps, dtype=jnp.int32))
 

@@ -81,7 +81,7 @@ def test_what_is_private_is_part_of_a_clients_model():
 
     algorithm = fo.private(ALGORITHM, "params/own")
     model, params = fo.Model(None, loss), {"w": jnp.zeros(2), "own": jnp.zeros(())}
-    state = fo.init_state(algorithm, params, 2)
+    state = fo.first_state(algorithm, params, 2)
     first = fo.run_rounds(
         algorithm, model, data, state, 1, cohort_size=2, batch_size=2, local_steps=2
     )

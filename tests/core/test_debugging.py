@@ -107,7 +107,7 @@ def test_a_replay_is_the_work_that_was_done(tmp_path):
     state = problems.start(SCAFFOLD, len(SIZES))
     with np.load(path) as file:
         batches = {name: file[f"batches['{name}']"][None] for name in ("x", "y")}
-    after, info = fo.make_round(SCAFFOLD, problems.MODEL, "scan")(state, [1], batches)
+    after, info = fo.make_round(SCAFFOLD, problems.MODEL, strategy="scan")(state, [1], batches)
     moved = after.variables.params["w"] - state.variables.params["w"]
     np.testing.assert_allclose(again.upload.delta.params["w"], moved, rtol=1e-10)
     control = after.clients.control["w"][1]

@@ -18,7 +18,7 @@ IDS = np.array([0, 1, 2])
 
 def call_round(algorithm=FEDAVG, model=problems.MODEL, ids=IDS, batches=BATCHES, **options):
     state = options.pop("state", None) or problems.start(algorithm, N)
-    return fo.make_round(algorithm, model, "scan")(state, ids, batches, **options)
+    return fo.make_round(algorithm, model, strategy="scan")(state, ids, batches, **options)
 
 
 def call_run(algorithm=FEDAVG, model=problems.MODEL, data=DATA, **options):

@@ -74,7 +74,7 @@ def test_arrays_are_cut_along_their_longest_axis_that_divides():
     mesh = _strategy(1, 4).mesh
     algorithm = fo.scaffold(fo.optimizers.sgd(0.1))
     params = {"a": jnp.zeros((40, 50, 36)), "b": jnp.zeros((30, 50)), "c": jnp.zeros(1020)}
-    state = fo.init_state(algorithm, params, num_clients=8)
+    state = fo.first_state(algorithm, params, num_clients=8)
     found = jax.tree.map(lambda s: s.spec, meshes.shardings(state, mesh))
     whole = PartitionSpec()
     control = found.clients.control
@@ -98,8 +98,8 @@ def test_a_round_needs_less_memory_on_each_device():
     batches = {"x": jnp.ones((2, 1, 1, 256))}
 
     def needed(strategy):
-        state = fo.init_state(algorithm, {"w": jnp.ones((256, 256))}, num_clients=2)
-        round_fn = jax.jit(fo.make_round(algorithm, model, strategy))
+        state = fo.first_state(algorithm, {"w": jnp.ones((256, 256))}, num_clients=2)
+        round_fn = jax.jit(fo.make_round(algorithm, model, strategy=strategy))
         state = fo.place(state, strategy)
         memory = round_fn.lower(state, jnp.arange(2), batches).compile().memory_analysis()
         return memory.temp_size_in_bytes + memory.output_size_in_bytes

@@ -13,7 +13,7 @@ RATE = 0.1
 IDS = np.array([4, 0, 3])
 FEDAVG = fo.fedavg(fo.optimizers.sgd(RATE))
 # One round function for all tests: its programs are shared.
-ROUND = fo.make_round(FEDAVG, problems.MODEL, "scan")
+ROUND = fo.make_round(FEDAVG, problems.MODEL, strategy="scan")
 
 
 def batches(seed=0, cohort=COHORT, steps=STEPS):
@@ -124,7 +124,7 @@ def test_ragged_probes_give_the_exact_full_gradient():
         probes["x"][i, :size], probes["y"][i, :size] = data[i]["x"], data[i]["y"]
     probes = jax.tree.map(lambda x: x.reshape(3, parts, rows, *x.shape[2:]), probes)
     weights = np.array([1.0, 2.0, 4.0])
-    after, _ = fo.make_round(algorithm, problems.MODEL, "scan")(
+    after, _ = fo.make_round(algorithm, problems.MODEL, strategy="scan")(
         state, IDS, batches(), weights,
         probe_batches=probes, probe_mask=mask.reshape(3, parts, rows),
     )  # fmt: skip
@@ -141,7 +141,7 @@ def test_one_minibatch_is_probed_where_there_is_one():
     state = problems.start(algorithm, CLIENTS)
     mask = np.ones((COHORT, STEPS, ROWS), bool)
     mask[0, 0], mask[2, :2] = False, False
-    after, _ = fo.make_round(algorithm, problems.MODEL, "scan")(
+    after, _ = fo.make_round(algorithm, problems.MODEL, strategy="scan")(
         state, IDS, data, probe_batches=data, probe_mask=mask
     )
     parts = [(0, 1), (1, 0), (2, 2)]
@@ -155,7 +155,7 @@ def test_absent_clients_keep_their_state_bit_for_bit():
     state = problems.start(algorithm, CLIENTS)
     controls = np.random.default_rng(3).normal(size=(CLIENTS, problems.DIMENSION))
     state = state._replace(clients=jax.tree.map(lambda _: jnp.asarray(controls), state.clients))
-    after, _ = fo.make_round(algorithm, problems.MODEL, "scan")(state, IDS, batches())
+    after, _ = fo.make_round(algorithm, problems.MODEL, strategy="scan")(state, IDS, batches())
     new = np.asarray(after.clients.control["w"])
     absent = np.setdiff1d(np.arange(CLIENTS), IDS)
     np.testing.assert_array_equal(new[absent], controls[absent])
@@ -166,7 +166,9 @@ def test_uniform_parts_of_an_upload_ignore_the_weights():
     """SCAFFOLD's c moves by C times the plain mean of the changes, whatever the weights."""
     algorithm = fo.scaffold(fo.optimizers.sgd(RATE))
     state, weights = problems.start(algorithm, CLIENTS), np.array([1.0, 5.0, 2.0])
-    after, _ = fo.make_round(algorithm, problems.MODEL, "scan")(state, IDS, batches(), weights)
+    after, _ = fo.make_round(algorithm, problems.MODEL, strategy="scan")(
+        state, IDS, batches(), weights
+    )
     changes = np.asarray(after.clients.control["w"])[IDS]
     expected = COHORT / CLIENTS * changes.mean(0)
     problems.assert_close(after.server.control["w"], expected)
@@ -177,7 +179,7 @@ def test_a_non_finite_loss_is_named_and_not_applied(bad_step):
     algorithm = fo.scaffold(fo.optimizers.sgd(RATE))
     state, data = problems.start(algorithm, CLIENTS), batches()
     data["y"][1, bad_step, 0] = np.nan
-    after, info = fo.make_round(algorithm, problems.MODEL, "scan")(state, IDS, data)
+    after, info = fo.make_round(algorithm, problems.MODEL, strategy="scan")(state, IDS, data)
     assert not info.finite
     assert info.bad_step.tolist() == [-1, bad_step, -1]
     np.testing.assert_array_equal(np.isfinite(info.client_loss), [True, False, True])
@@ -206,11 +208,11 @@ def test_vmap_over_keys():
         loss, aux = problems.MODEL.loss(variables, batch, key)
         return loss + jax.random.normal(key) * jnp.sum(variables.params["w"]), aux
 
-    round_fn = fo.make_round(FEDAVG, fo.Model(problems.MODEL.init, noisy), "scan")
+    round_fn = fo.make_round(FEDAVG, fo.Model(problems.MODEL.init, noisy), strategy="scan")
     data, keys = batches(), jax.random.split(jax.random.key(7), 3)
 
     def final(key):
-        state = fo.init_state(FEDAVG, {"w": jnp.zeros(3)}, CLIENTS, key)
+        state = fo.first_state(FEDAVG, {"w": jnp.zeros(3)}, CLIENTS, key)
         return round_fn(state, IDS, data)[0].variables.params["w"]
 
     together, alone = jax.vmap(final)(keys), jnp.stack([final(key) for key in keys])
@@ -226,7 +228,7 @@ def test_vmap_over_stacked_algorithms():
 
     def play(algorithm):
         state = problems.start(algorithm, CLIENTS)
-        return fo.make_round(algorithm, problems.MODEL, "scan")(state, IDS, data)[0].server
+        return fo.make_round(algorithm, problems.MODEL, strategy="scan")(state, IDS, data)[0].server
 
     together = jax.vmap(play)(stacked)
     for i, algorithm in enumerate(algorithms):
@@ -236,7 +238,7 @@ def test_vmap_over_stacked_algorithms():
 def final_loss(rate, num_steps=None):
     """The loss at the model that a round leads to, as a function of the learning rate."""
     algorithm, data = fo.fedavg(fo.optimizers.sgd(rate)), batches()
-    round_fn = fo.make_round(algorithm, problems.MODEL, "scan")
+    round_fn = fo.make_round(algorithm, problems.MODEL, strategy="scan")
     after, _ = round_fn(problems.start(algorithm, CLIENTS), IDS, data, num_steps=num_steps)
     held_out = jax.tree.map(lambda x: jnp.asarray(x[0, 0]), batches(9))
     return problems.MODEL.loss(after.variables, held_out, None)[0]
@@ -267,8 +269,8 @@ def test_counters_in_the_models_state_are_averaged_and_rounded():
         return loss, aux._replace(state={"seen": variables.state["seen"] + 1})
 
     variables = fo.Variables({"w": jnp.zeros(3)}, {"seen": jnp.int32(10)})
-    state = fo.init_state(FEDAVG, variables, CLIENTS)
-    round_fn = fo.make_round(FEDAVG, fo.Model(problems.MODEL.init, counting), "scan")
+    state = fo.first_state(FEDAVG, variables, CLIENTS)
+    round_fn = fo.make_round(FEDAVG, fo.Model(problems.MODEL.init, counting), strategy="scan")
     after, _ = round_fn(state, IDS, batches(), np.array([1.0, 1.0, 2.0]), np.array([4, 1, 2]))
     # The weighted mean of 4, 1 and 2 steps is 2.25.
     assert after.variables.state["seen"] == 12

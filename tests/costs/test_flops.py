@@ -9,7 +9,6 @@ import pytest
 
 import fedjax_opt as fo
 from fedjax_opt.core import Context, Objective
-from fedjax_opt.engine import local
 
 # Tables 7 (K = 10) and 8 (K = 50) as they are printed, in units of 10^8: a row each for FedGBO (with
 # SGD's and FedProx's column behind it), MimeLite and MFL; columns RMSProp, SGDm, Adam.
@@ -340,8 +339,8 @@ def test_parts_make_the_whole(name):
 
     def work(server, client, batch):
         message = algorithm.broadcast(server)
-        k = jnp.int32(0)
-        context = Context(message, client, (), (), jnp.int32(steps), k, jnp.ones(()), jnp.int32(0))
+        k, one = jnp.int32(0), jnp.int32(1)
+        context = Context(message, client, (), (), jnp.int32(steps), k, one, one, k)
         state = algorithm.start(message, client)
         for k in range(steps):
             context = context._replace(step=jnp.int32(k))
@@ -353,13 +352,12 @@ def test_parts_make_the_whole(name):
     assert parts == pytest.approx(whole, rel=2e-3)
 
     def in_a_loop(server, client, batch):
-        message = algorithm.broadcast(server)
-        context = Context(
-            message, client, (), (), jnp.int32(steps), jnp.int32(0), jnp.ones(()), jnp.int32(0)
+        feed = fo.Feed(lambda key, k: (batch, None), None, 0, None, 0)  # type: ignore[arg-type]
+        invitation = fo.Invitation(
+            algorithm.broadcast(server), 0, 0, steps, 1, 1, jax.random.key(0)
         )
-        draw = lambda feed, key, k: (feed, None)  # noqa: E731
-        job = local.work(algorithm, MODEL, draw, batch, jax.random.key(0), context, steps)
-        return job.whole()[:2]
+        result = fo.client_update(algorithm, MODEL, feed, invitation, client)
+        return result.upload, result.state
 
     assert fo.costs.measured_flops(in_a_loop, server, client, BATCH) == pytest.approx(
         whole, rel=2e-3

@@ -54,6 +54,10 @@ COMBINATIONS = {
         fo.private(fo.fedgbo(SGDM), B), fo.aggregators.geometric_median()
     ),
     "private, uniform Mime": fo.private(fo.aggregated(MIME, fo.aggregators.uniform_mean()), B),
+    "MOON, private Mime": fo.contrastive(fo.private(MIME, B), 0.5),
+    "MOON, private SCAFFOLD by its full gradient": fo.contrastive(
+        fo.private(fo.scaffold(SGD, 1), B), 0.5
+    ),
     "FedYogi, private SCAFFOLD-M": fo.server_optimizer(
         fo.private(fo.scaffold_m(SGD, 0.5), B), opt.yogi(0.5, eps=0.1)
     ),

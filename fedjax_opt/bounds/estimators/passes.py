@@ -21,7 +21,7 @@ import numpy as np
 from fedjax_opt.core import Model, Objective, Variables, checks, trees
 from fedjax_opt.core.federation import WEIGHTINGS
 from fedjax_opt.core.struct import struct
-from fedjax_opt.engine.batching import feeding_from_data
+from fedjax_opt.engine.minibatches import rows_feed
 from fedjax_opt.execution import Strategy, strategies
 from fedjax_opt.execution.jobs import counted_loop
 
@@ -157,22 +157,20 @@ def layout_of_stack(params: Any) -> Layout:
 def row_slope(fixed: Fixed, problem: Problem, variables: Variables, feed: Any) -> Slope:
     """The mean loss over the rows of one client, and its gradient; the state stays as it is."""
     layout = Layout.of(variables.params)
-    offset, size = feed
-    nobody = jnp.zeros(1, jnp.int32)
-    feeding = feeding_from_data(problem, nobody, fixed.chunk_size, "shuffled", full=False)
-    chunk_of, num_chunks = feeding.full(problem.examples, (offset, size))
+    _, size = feed
+    own = rows_feed(fixed.chunk_size, "shuffled", False, None, problem.examples, feed)
 
     def slope(x):
         here = variables._replace(params=layout.tree(x))
 
         def body(carry, chunk):
-            batch, mask = chunk_of(chunk)
+            batch, mask = own.chunk(chunk)
             gradient, found = Objective(fixed.model, None, mask).gradient(here, batch)
             part = found.loss.astype(layout.dtype), layout.vector(gradient)
             return trees.add_scaled(carry, jnp.sum(mask, dtype=layout.dtype), part)
 
         nothing = jnp.zeros((), layout.dtype), jnp.zeros_like(x)
-        total = counted_loop(num_chunks, body, nothing)
+        total = counted_loop(own.num_chunks, body, nothing)
         return trees.scale(1 / size.astype(layout.dtype), total)
 
     return slope

@@ -1,0 +1,403 @@
+"""The client's half of a round: from its invitation to its result.
+
+    result = client_update(algorithm, model, feed, invitation, state)
+
+A client knows its invitation, its own examples and its own state, and nothing else. With a probe it is
+asked twice: `client_probe` first, then, with the mean report in its invitation, for the work. The
+compiled round, a loop of one's own and a client in a deployment call the same functions.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_opt.core import trees
+from fedjax_opt.core.algorithm import Algorithm, Context, ProbeData
+from fedjax_opt.core.model import Model, Objective, Variables
+from fedjax_opt.engine.minibatches import Feed
+from fedjax_opt.engine.server import Total
+from fedjax_opt.execution.jobs import Job, counted_loop
+
+# Never the number of a local step, nor of the stream of rows (minibatches.py).
+_OWN, _PROBE = 2**31 - 5, 2**31 - 1
+
+
+class Invitation(NamedTuple):
+    """All that a client is told for its work in a round.
+
+    Attributes:
+      message: what the server broadcast, of this round or, in asynchronous runs, of an earlier one:
+        clients of one round need not share it.
+      round: t, counted from 0.
+      id: the client's number.
+      num_steps: K, how many local steps it shall take. A Python int is compiled in, and makes the work
+        differentiable in reverse mode.
+      invited: how many clients were asked to take part.
+      num_clients: N, the size of the population.
+      key: the client's own in this round, and never the run's, from which the others' follow:
+        `client_key`.
+      report: the cohort's mean report, after a probe; else `()`.
+
+    Example:
+      >>> import jax
+      >>> import fedjax_opt as fo
+      >>> model, data, optimum = fo.data.quadratics(num_clients=4, dimension=2)
+      >>> algorithm = fo.fedavg(fo.optimizers.sgd(0.1))
+      >>> state = fo.first_state(algorithm, {"x": jax.numpy.zeros(2)}, num_clients=4)
+      >>> invitation = fo.Invitation(
+      ...     algorithm.broadcast(state.server), round=0, id=2, num_steps=5, invited=1, num_clients=4,
+      ...     key=fo.client_key(state.key, round_number=0, client=2),
+      ... )
+      >>> result = fo.client_update(algorithm, model, fo.feed(data[2], 1), invitation)
+      >>> int(result.num_steps)
+      5
+    """
+
+    message: Any
+    round: Any
+    id: Any
+    num_steps: Any
+    invited: Any
+    num_clients: Any
+    key: Any
+    report: Any = ()
+
+
+class ClientResult(NamedTuple):
+    """What comes of a client's work.
+
+    Attributes:
+      upload: what it sends; a `Coded` where it is compressed.
+      num_steps: K, the local steps that it took.
+      num_examples: n_i: a server that does not know it could not weigh.
+      loss: the mean loss over the local steps.
+      state: the client's persistent state, which it keeps.
+      first_loss: the loss of the first step: that of the model that it received.
+      metrics: the means of the model's metrics over the local steps.
+      bad_step: the first step with a loss that is not finite; -1 if there was none.
+      observed: what observers noted, in their order; `()` without any.
+    """
+
+    upload: Any
+    num_steps: jax.Array
+    num_examples: Any
+    loss: jax.Array
+    state: Any
+    first_loss: jax.Array
+    metrics: dict[str, jax.Array]
+    bad_step: jax.Array
+    observed: tuple[Any, ...] = ()
+
+
+class Observer(NamedTuple):
+    """Looks on while a client works: how diagnostics are measured.
+
+    Attributes:
+      begin: local state -> what is noted before the first step.
+      step: (noted, local state before, local state after, objective, batch, context) -> noted.
+      end: (noted, local state, upload, context) -> what is handed out as `ClientResult.observed`.
+    """
+
+    begin: Callable[[Any], Any]
+    step: Callable[..., Any]
+    end: Callable[..., Any]
+
+
+class _Tally(NamedTuple):
+    """What is noted while a client works: sums over steps, and the first step that went wrong."""
+
+    loss_sum: jax.Array
+    first_loss: jax.Array
+    metric_sums: dict[str, jax.Array]
+    bad_step: jax.Array
+
+
+def client_key(key: jax.Array, round_number: Any, client: Any) -> jax.Array:
+    """The key of a client in a round: a server's to make, since the run's key gives away all others.
+
+    Args:
+      key: the run's key, `FederatedState.key`.
+      round_number: t.
+      client: its id.
+
+    Returns:
+      The key for its `Invitation`.
+
+    Example:
+      >>> import jax
+      >>> import fedjax_opt as fo
+      >>> key = fo.client_key(jax.random.key(0), round_number=3, client=7)
+    """
+    return jax.random.fold_in(jax.random.fold_in(key, round_number), client)
+
+
+def client_probe(
+    algorithm: Algorithm, model: Model, feed: Feed, invitation: Invitation, state: Any = ()
+) -> Any:
+    """What a client reports before the work begins, for algorithms with a probe.
+
+    Args:
+      algorithm: an algorithm with a probe.
+      model: the model.
+      feed: the client's examples.
+      invitation: what the client is told.
+      state: its persistent state.
+
+    Returns:
+      The report: `report_contribution` adds it up on the server, and the client hands it to
+      `client_update`. Of a `Kept` only `shared` is sent.
+
+    Example:
+      >>> import jax
+      >>> import fedjax_opt as fo
+      >>> model, data, optimum = fo.data.quadratics(num_clients=4, dimension=2)
+      >>> algorithm = fo.mime(fo.optimizers.sgd(0.1))
+      >>> server = algorithm.init(fo.Variables({"x": jax.numpy.zeros(2)}))
+      >>> invitation = fo.Invitation(
+      ...     algorithm.broadcast(server), round=0, id=2, num_steps=5, invited=1, num_clients=4,
+      ...     key=fo.client_key(jax.random.key(0), round_number=0, client=2),
+      ... )
+      >>> fo.client_probe(algorithm, model, fo.feed(data[2], 1), invitation)["x"].shape
+      (2,)
+    """
+    if algorithm.probe is None:
+        raise ValueError("algorithm must have a probe to be probed; this one asks for no report.")
+    data = probe_data(model, feed, invitation.key, invitation.id)
+    return algorithm.probe(invitation.message, state, data)
+
+
+def client_update(
+    algorithm: Algorithm,
+    model: Model,
+    feed: Feed,
+    invitation: Invitation,
+    state: Any = (),
+    own_report: Any = (),
+) -> ClientResult:
+    """A client's work in a round: start, K local steps, finish.
+
+    Args:
+      algorithm: the algorithm.
+      model: the model.
+      feed: the client's examples; `feed` makes it of arrays.
+      invitation: what the client is told.
+      state: its persistent state: that of its last result, at first `algorithm.init_client(variables)`.
+      own_report: what its probe returned, for algorithms with one.
+
+    Returns:
+      A `ClientResult`. Upload, numbers of steps and of examples and the loss are sent; the state stays.
+
+    Example:
+      >>> import jax
+      >>> import fedjax_opt as fo
+      >>> model, data, optimum = fo.data.quadratics(num_clients=4, dimension=2)
+      >>> algorithm = fo.fedavg(fo.optimizers.sgd(0.1))
+      >>> server = algorithm.init(fo.Variables({"x": jax.numpy.zeros(2)}))
+      >>> invitation = fo.Invitation(
+      ...     algorithm.broadcast(server), round=0, id=2, num_steps=5, invited=1, num_clients=4,
+      ...     key=fo.client_key(jax.random.key(0), round_number=0, client=2),
+      ... )
+      >>> result = fo.client_update(algorithm, model, fo.feed(data[2], 1), invitation)
+      >>> result.upload.params["x"].shape
+      (2,)
+    """
+    return client_job(algorithm, model, feed, invitation, state, own_report).whole()
+
+
+def client_job(
+    algorithm: Algorithm,
+    model: Model,
+    feed: Feed,
+    invitation: Invitation,
+    state: Any = (),
+    own_report: Any = (),
+    observers: Sequence[Observer] = (),
+) -> Job:
+    """The work of `client_update` in steps, which can be laid down between two of them.
+
+    Args:
+      algorithm: the algorithm.
+      model: the model.
+      feed: the client's examples.
+      invitation: what the client is told.
+      state: its persistent state.
+      own_report: what its probe returned, for algorithms with one.
+      observers: who looks on; see `ClientResult.observed`.
+
+    Returns:
+      A job: `carry = begin()`, then `carry = step(carry, k)` for k = 0, ..., K - 1, then
+      `finish(carry)`, which is a `ClientResult`.
+
+    Example:
+      >>> import jax
+      >>> import fedjax_opt as fo
+      >>> model, data, optimum = fo.data.quadratics(num_clients=4, dimension=2)
+      >>> algorithm = fo.fedavg(fo.optimizers.sgd(0.1))
+      >>> server = algorithm.init(fo.Variables({"x": jax.numpy.zeros(2)}))
+      >>> invitation = fo.Invitation(
+      ...     algorithm.broadcast(server), round=0, id=2, num_steps=5, invited=1, num_clients=4,
+      ...     key=fo.client_key(jax.random.key(0), round_number=0, client=2),
+      ... )
+      >>> job = fo.client_job(algorithm, model, fo.feed(data[2], 1), invitation)
+      >>> carry = job.begin()
+      >>> for k in range(job.num_steps):
+      ...     carry = job.step(carry, k)
+      >>> result = job.finish(carry)
+    """
+    context = _context(invitation, state, own_report)
+    return _job(algorithm, model, feed, invitation, context, observers)
+
+
+def _job(algorithm, model, feed, invitation, context, observers) -> Job:
+    num_steps = context.num_steps
+
+    def one_step(local, k):
+        batch, mask = feed.draw(invitation.key, k)
+        objective = Objective(model, jax.random.fold_in(invitation.key, k), mask)
+        here = context._replace(step=jnp.asarray(k, jnp.int32))
+        new, evaluation = algorithm.step(local, objective, batch, here)
+        return new, evaluation, (objective, batch, here)
+
+    def begin():
+        local = algorithm.start(context.message, context.client)
+        loss, metrics = jax.eval_shape(
+            lambda local, k: _loss_and_metrics(one_step(local, k)[1]), local, jnp.int32(0)
+        )
+        nothing = _Tally(
+            loss_sum=jnp.zeros((), loss.dtype),
+            first_loss=jnp.zeros((), loss.dtype),
+            metric_sums=trees.zeros_like(metrics),
+            bad_step=jnp.full((), -1, jnp.int32),
+        )
+        return local, nothing, tuple(observer.begin(local) for observer in observers)
+
+    def step(carry, k):
+        local, tally, noted = carry
+        new, evaluation, around = one_step(local, k)
+        noted = tuple(
+            observer.step(seen, local, new, *around)
+            for observer, seen in zip(observers, noted, strict=True)
+        )
+        bad = (tally.bad_step < 0) & ~jnp.isfinite(evaluation.loss)
+        tally = _Tally(
+            loss_sum=tally.loss_sum + evaluation.loss,
+            first_loss=jnp.where(k == 0, evaluation.loss, tally.first_loss),
+            metric_sums=trees.add(tally.metric_sums, evaluation.metrics),
+            bad_step=jnp.where(bad, jnp.asarray(k, jnp.int32), tally.bad_step),
+        )
+        return new, tally, noted
+
+    def finish(carry):
+        local, tally, noted = carry
+        upload, new_state = algorithm.finish(local, context)
+        return ClientResult(
+            upload=upload,
+            num_steps=num_steps,
+            num_examples=feed.num_examples,
+            loss=tally.loss_sum / num_steps.astype(tally.loss_sum.dtype),
+            state=new_state,
+            first_loss=tally.first_loss,
+            metrics=jax.tree.map(lambda x: x / num_steps.astype(x.dtype), tally.metric_sums),
+            bad_step=tally.bad_step,
+            observed=tuple(
+                observer.end(seen, local, upload, context)
+                for observer, seen in zip(observers, noted, strict=True)
+            ),
+        )
+
+    return Job(begin, step, finish, invitation.num_steps)
+
+
+def client_evaluate(model: Model, variables: Variables, feed: Feed) -> Total:
+    """The model on a client's own examples, to be added up on the server: it may have none itself.
+
+    Args:
+      model: the model.
+      variables: its variables.
+      feed: the client's examples.
+
+    Returns:
+      A `Total`, weighted by the number of examples: after adding up, `total.mean` are the means of the
+      model's metrics and `total.mean_loss` is that of the loss, over all examples of all clients.
+
+    Example:
+      >>> import jax
+      >>> import fedjax_opt as fo
+      >>> model, data, optimum = fo.data.quadratics(num_clients=4, dimension=2)
+      >>> variables = fo.Variables({"x": jax.numpy.zeros(2)})
+      >>> total = fo.client_evaluate(model, variables, fo.feed(data[0], 1))
+      >>> total += fo.client_evaluate(model, variables, fo.feed(data[1], 1))
+      >>> int(total.count), total.mean_loss.shape
+      (2, ())
+    """
+    dtype = jnp.result_type(float)
+
+    def chunk(index):
+        batch, mask = feed.chunk(index)
+        found = Objective(model, None, mask).evaluate(variables, batch)
+        rows = jax.tree.leaves(batch)[0].shape[0] if mask is None else jnp.sum(mask)
+        sums = {"loss": found.loss, "metrics": found.metrics}
+        return jax.tree.map(lambda x: jnp.asarray(rows, dtype) * x.astype(dtype), sums)
+
+    zero = trees.zeros_like(jax.eval_shape(chunk, jnp.int32(0)))
+    sums = counted_loop(feed.num_chunks, lambda s, i: trees.add(s, chunk(i)), zero)
+    size = jnp.asarray(feed.num_examples, dtype)
+    nothing = jnp.zeros((), dtype)
+    return Total(sums["metrics"], size, jnp.int32(1), nothing, sums["loss"])
+
+
+def probe_key(key: jax.Array) -> jax.Array:
+    """A client's key in a round -> the key of what its probe draws."""
+    return jax.random.fold_in(key, _PROBE)
+
+
+def probe_data(model: Model, feed: Feed, key: jax.Array, client: Any = None) -> ProbeData:
+    """The gradients of one client that a probe may ask for, by the client's key in the round."""
+    own_key, key = jax.random.fold_in(key, _OWN), probe_key(key)
+    dtype = jnp.result_type(float)
+
+    def gradient_of(variables, batch, mask, adjust):
+        objective = Objective(model, key, mask)
+        objective = objective if adjust is None else adjust(objective, batch)
+        return objective.gradient(variables, batch)[0]
+
+    def full_gradient(variables, adjust=None):
+        def body(carry, chunk):
+            total, rows = carry
+            batch, mask = feed.chunk(chunk)
+            gradient = gradient_of(variables, batch, mask, adjust)
+            here = jax.tree.leaves(batch)[0].shape[0] if mask is None else jnp.sum(mask)
+            return trees.add_scaled(total, here, gradient), rows + jnp.asarray(here, dtype)
+
+        zero = trees.zeros_like(variables.params), jnp.zeros((), dtype)
+        total, rows = counted_loop(feed.num_chunks, body, zero)
+        return trees.scale(1 / jnp.maximum(rows, 1), total)
+
+    def minibatch_gradient(variables, adjust=None):
+        batch, mask = feed.extra(key)
+        return gradient_of(variables, batch, mask, adjust)
+
+    return ProbeData(full_gradient, minibatch_gradient, client, own_key)
+
+
+def _context(invitation: Invitation, state: Any, own_report: Any) -> Context:
+    return Context(
+        message=invitation.message,
+        client=state,
+        report=invitation.report,
+        own_report=own_report,
+        # 1 for a client that takes no step, and counts for nothing: what divides by it stays finite.
+        num_steps=jnp.maximum(jnp.asarray(invitation.num_steps, jnp.int32), 1),
+        step=jnp.zeros((), jnp.int32),
+        invited=jnp.asarray(invitation.invited, jnp.int32),
+        num_clients=jnp.asarray(invitation.num_clients, jnp.int32),
+        round=jnp.asarray(invitation.round, jnp.int32),
+        key=jax.random.fold_in(invitation.key, _OWN),
+        id=jnp.asarray(invitation.id, jnp.int32),
+    )
+
+
+def _loss_and_metrics(evaluation: Any) -> tuple[Any, Any]:
+    return evaluation.loss, evaluation.metrics

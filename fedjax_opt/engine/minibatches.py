@@ -1,0 +1,178 @@
+"""Where a client's minibatches come from: its own examples, drawn inside the program by index."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import Partial
+
+from fedjax_opt.core import checks
+from fedjax_opt.core.algorithm import StaticInt
+from fedjax_opt.core.federation import BATCHINGS
+from fedjax_opt.core.permutation import permuted
+from fedjax_opt.execution.meshes import PerDevice
+
+# Keeps the stream that chooses rows apart from the one that a model's dropout uses.
+_ROWS = 2**31 - 3
+
+
+class Feed(NamedTuple):
+    """What one client learns from; `feed` makes one of its examples.
+
+    Attributes:
+      draw: (key, step) -> (batch, mask): the next minibatch. The mask says which rows count; None: all.
+      chunk: index -> (batch, mask): a part of all examples, for a pass over them.
+      num_chunks: how many of these there are; a Python int if that is known beforehand.
+      extra: key -> (batch, mask): one more minibatch, for a probe.
+      num_examples: n_i.
+    """
+
+    draw: Callable[..., Any]
+    chunk: Callable[..., Any]
+    num_chunks: Any
+    extra: Callable[..., Any]
+    num_examples: Any
+
+
+class Feeds(NamedTuple):
+    """The feeds of a cohort: how one is made of what all clients share and of what is each one's own.
+
+    Attributes:
+      of: (shared, own) -> `Feed`.
+      shared: arrays that all clients read.
+      own: what differs between clients, `[S, ...]`.
+    """
+
+    of: Callable[[Any, Any], Feed]
+    shared: Any
+    own: Any
+
+
+def feed(examples: Any, batch_size: int = 32, batching: str = "shuffled") -> Feed:
+    """A client's own examples as what `client_update` learns from.
+
+    The minibatches are those that the client would draw in a simulation with the same key.
+
+    Args:
+      examples: a pytree of arrays `[n, ...]`.
+      batch_size: B.
+      batching: 'shuffled' epochs, or 'replacement'; see `run_rounds`.
+
+    Returns:
+      A `Feed`, a pytree: it may be an argument of a compiled function.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> own = fo.feed({"x": jnp.arange(10.0)}, batch_size=4)
+      >>> batch, mask = own.draw(jax.random.key(0), 2)     # of 4, 4 and 2 rows, the third
+      >>> batch["x"].shape, int(mask.sum())
+      ((4,), 2)
+    """
+    (size,) = checks.leading_axes("examples", examples, (None,), "n")
+    if size == 0:
+        raise ValueError("examples must hold at least one example to learn from, got none.")
+    batch_size = checks.integer("batch_size", batch_size, low=1)
+    checks.choice("batching", batching, BATCHINGS)
+    examples, place = jax.tree.map(jnp.asarray, examples), (jnp.int32(0), jnp.int32(size))
+    full, chunks = size % batch_size == 0, steps_per_epoch(size, batch_size)
+    return rows_feed(batch_size, batching, full, chunks, examples, place)
+
+
+def feeds_from_data(
+    data: Any,
+    cohort: jax.Array,
+    batch_size: int,
+    batching: str,
+    full: bool,
+    num_chunks: int | None = None,
+) -> Feeds:
+    """How the clients of a cohort draw their minibatches.
+
+    'replacement' draws each row independently. 'shuffled' walks through a random permutation of the
+    client's rows, a new one in every epoch and round; the last minibatch of an epoch holds what is
+    left. Its empty rows repeat rows of the same client, so that batch statistics stay sensible, and are
+    masked out of the loss.
+
+    Args:
+      data: has `examples` (flat), `offsets` and `sizes`.
+      cohort: ids `[S]`.
+      batch_size: B.
+      batching: 'shuffled' or 'replacement'.
+      full: whether every client's size is a multiple of B, so that nothing has to be masked.
+      num_chunks: how many minibatches hold all of a client's rows, if that is the same for all: a pass
+        over them is then a loop of known length, which can be differentiated.
+    """
+    of = partial(rows_feed, batch_size, batching, full, num_chunks)
+    sizes = jnp.asarray(data.sizes)[cohort]
+    if isinstance(data.examples, PerDevice):
+        # Each device has its own part of the examples, so it looks up itself where a client's begin.
+        own = PerDevice((data.examples.tree, data.offsets.tree))
+        return Feeds(partial(_of_this_device, of), own, (cohort, sizes))
+    return Feeds(of, data.examples, (jnp.asarray(data.offsets)[cohort], sizes))
+
+
+def steps_per_epoch(sizes: Any, batch_size: int) -> Any:
+    """How many minibatches hold all of a client's rows once."""
+    return -(-sizes // batch_size)
+
+
+def rows_feed(
+    batch_size: int, batching: str, full: bool, num_chunks: int | None, examples: Any, place: Any
+) -> Feed:
+    """The feed of a client whose rows are `size` of the examples, from `offset` on: (offset, size)."""
+    # Numbers that are compiled in, also where the feed is an argument of a compiled function.
+    rows, whole = StaticInt(batch_size), StaticInt(full)
+    draw = _shuffled if batching == "shuffled" else _with_replacement
+    known = rows, whole, examples, place
+    return Feed(
+        draw=Partial(draw, *known),
+        chunk=Partial(_chunk, rows, examples, place),
+        num_chunks=steps_per_epoch(place[1], batch_size)
+        if num_chunks is None
+        else StaticInt(num_chunks),
+        extra=Partial(_first, Partial(draw), *known),
+        num_examples=place[1],
+    )
+
+
+def _of_this_device(of, own, client_and_size):
+    examples, offsets = own.tree
+    client, size = client_and_size
+    return of(examples, (offsets[client], size))
+
+
+def _with_replacement(batch_size, full, examples, place, key, step):
+    del full
+    batch_size, (offset, size) = int(batch_size), place
+    key = jax.random.fold_in(jax.random.fold_in(key, _ROWS), step)
+    rows = jax.random.randint(key, (batch_size,), 0, size, jnp.int32)
+    return _gather(examples, offset + rows), None
+
+
+def _shuffled(batch_size, full, examples, place, key, step):
+    batch_size, (offset, size) = int(batch_size), place
+    per_epoch = steps_per_epoch(size, batch_size)
+    epoch, turn = step // per_epoch, step % per_epoch
+    positions = turn * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
+    key = jax.random.fold_in(jax.random.fold_in(key, _ROWS), epoch)
+    rows = permuted(key, positions % size, size)
+    return _gather(examples, offset + rows), None if full else positions < size
+
+
+def _chunk(batch_size, examples, place, index):
+    batch_size, (offset, size) = int(batch_size), place
+    positions = index * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
+    return _gather(examples, offset + positions % size), positions < size
+
+
+def _first(draw, batch_size, full, examples, place, key):
+    return draw(batch_size, full, examples, place, key, jnp.zeros((), jnp.int32))
+
+
+def _gather(examples, rows):
+    # Rows are in bounds by construction, so the gather need not check them.
+    return jax.tree.map(lambda x: jnp.asarray(x).at[rows].get(mode="promise_in_bounds"), examples)
