@@ -16,6 +16,5 @@ from fedjax_opt.tasks.language import shakespeare as shakespeare
 from fedjax_opt.tasks.sensors import activity as activity
 from fedjax_opt.tasks.suggested import Suggested as Suggested
 from fedjax_opt.tasks.suggested import suggested as suggested
-from fedjax_opt.tasks.tuned import tuned as tuned
 from fedjax_opt.tasks.writers import femnist as femnist
 from fedjax_opt.tasks.writers import femnist_cnn as femnist_cnn

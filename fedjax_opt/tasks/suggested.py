@@ -33,6 +33,8 @@ class Suggested(NamedTuple):
       >>> import fedjax_opt as fo
       >>> sorted(fo.tasks.suggested("digits").algorithms)
       ['fedavg', 'fedgbo-sgdm', 'scaffold']
+      >>> sorted(fo.tasks.suggested("sent140", local_steps=50).algorithms)[:3]
+      ['adaptive_fedopt-adam', 'adaptive_fedopt-rmsprop', 'adaptive_fedopt-sgdm']
     """
 
     rounds: int

@@ -121,7 +121,7 @@ WRONG = [
     (["demo", "--round-count", "3"], "--round-count"),
     (["demo", "--rounds", "many"], "--rounds"),
     (["demo", "--rounds", "0"], "rounds must be"),
-    (["demo", "--clients", "10", "--cohort-size", "11"], "cohort_size must"),
+    (["demo", "--clients", "10", "--cohort-size", "11"], "cohort must"),
     (["demo", "--clients", "0"], "clients"),
     (["demo", "--clients", "100000"], "clients"),
     (["demo", "--alpha", "-1"], "alpha"),

@@ -1,5 +1,6 @@
 """`fedjax-opt reproduce` as a person uses it, in this process."""
 
+import functools
 import shlex
 
 import pytest
@@ -34,9 +35,16 @@ def command(monkeypatch, capsys, tmp_path):
 @pytest.fixture
 def any_data(monkeypatch):
     """Every task has the data of digits, and prices are not derived."""
-    digits = fo.tasks.digits()
+
+    @functools.cache
+    def digits(num_clients):
+        return fo.tasks.digits(num_clients)
+
+    def load(spec):
+        return digits(spec.arguments.get("num_clients", 100))
+
     price = Prices(1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
-    monkeypatch.setattr(reproduce, "load_task", lambda spec: digits)
+    monkeypatch.setattr(reproduce, "load_task", load)
     monkeypatch.setattr(playing, "prices", lambda *_: price)
     monkeypatch.setattr(dry_run, "_matrix_rate", lambda: 1e9)
     monkeypatch.setattr(dry_run, "_step_memory", lambda *_: 0)

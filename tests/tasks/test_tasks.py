@@ -176,16 +176,14 @@ def test_what_a_task_does_not_take_is_refused():
     with pytest.raises(ValueError, match="sent140 needs folder"):
         fo.tasks.load("sent140")
     with pytest.raises(ValueError, match=r"10 or 50.*got 20"):
-        fo.tasks.tuned("sent140", 20)
-    with pytest.raises(ValueError, match="task must be one of"):
-        fo.tasks.tuned("mnist")
+        fo.tasks.suggested("sent140", 20)
 
 
 def test_every_number_of_the_table_reaches_its_algorithm():
     file = resources.files("fedjax_opt.tasks").joinpath("fedgbo_hyperparameters.csv")
     rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
     built = {
-        (task, steps): fo.tasks.tuned(task, steps)
+        (task, steps): fo.tasks.suggested(task, steps).algorithms
         for task in {row["task"] for row in rows}
         for steps in (10, 50)
     }
@@ -202,7 +200,7 @@ def test_every_number_of_the_table_reaches_its_algorithm():
 
 def test_the_step_size_is_the_paper_s():
     """FedAvg on Sent140 with K = 10 has a learning rate of 10."""
-    algorithm = fo.tasks.tuned("sent140")["fedavg"]
+    algorithm = fo.tasks.suggested("sent140").algorithm("fedavg")
     model, clients, _ = fo.data.quadratics(num_clients=1, dimension=2)
     one = {"x": jnp.ones(2)}
     federation = fo.Federation(model, clients, cohort=1, local_steps=1, batch_size=1, initial=one)
