@@ -84,6 +84,7 @@ from fedjax_opt.training import early_stopping as early_stopping
 from fedjax_opt.training import replay as replay
 from fedjax_opt.training import simulate as simulate
 from fedjax_opt.training import stop_at as stop_at
+from fedjax_opt.version import __version__ as __version__
 from fedjax_opt.wrappers import aggregated as aggregated
 from fedjax_opt.wrappers import aggregators as aggregators
 from fedjax_opt.wrappers import attacks as attacks
@@ -95,5 +96,3 @@ from fedjax_opt.wrappers import private as private
 from fedjax_opt.wrappers import proximal as proximal
 from fedjax_opt.wrappers import server_optimizer as server_optimizer
 from fedjax_opt.wrappers import weight_decay as weight_decay
-
-__version__ = "0.1.0"

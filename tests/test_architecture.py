@@ -28,7 +28,6 @@ ALLOWED = {
         "core",
         "optimizers",
         "algorithms",
-        "training",
         "wrappers",
         "data",
         "models",

@@ -47,28 +47,23 @@ def worker(kind: str, ids: bool, first: int) -> dict:
 
     task = common.TASKS["w1"]
     data, model = fo.ClientData.from_list(common.client_data(task, ids)), ours.model_of(task, ids)
-    settings = {
-        "cohort_size": task.clients,
-        "batch_size": task.batch,
-        "local_steps": task.local_steps,
-    }
+    federation = fo.Federation(
+        model, data, cohort=task.clients, local_steps=task.local_steps, batch_size=task.batch
+    )
     points = [({"learning_rate": rate}, seed) for rate in RATES for seed in SEEDS]
     start = time.perf_counter()
     if kind == "program":
         trials = [Trial("fedavg", build, point, seed) for point, seed in points]
-        found = run_trials(
-            model, data, trials, rounds=ROUNDS, settings=settings, evaluate_every=ROUNDS
-        )
+        found = run_trials(federation, trials, rounds=ROUNDS, evaluate_every=ROUNDS)
         losses = found.history["loss"][:, -1].tolist()
     else:
         chosen = points if kind == "process" else points[first : first + 1]
-        data = fo.place(data)
+        federation = federation.replace(clients=fo.place(data))
         losses = []
         for point, seed in chosen:
             result = fo.simulate(
-                build(point), model, data, ROUNDS, seed=seed, evaluate_every=ROUNDS,
-                progress=False, **settings,
-            )  # fmt: skip
+                build(point), federation, ROUNDS, seed=seed, evaluate_every=ROUNDS, progress=False
+            )
             losses.append(float(result.history["loss"][-1]))
     return {"losses": losses, "seconds_without_imports": time.perf_counter() - start}
 

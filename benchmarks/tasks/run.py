@@ -38,7 +38,7 @@ class Setting(NamedTuple):
       tested: how many test examples are evaluated, the same in all runs.
       rates: the step sizes that are searched.
       options: arguments of the task.
-      changes: what differs from the task's own settings, to run here in an hour.
+      changes: fields that differ from the task's own, to run here in an hour.
     """
 
     rounds: int
@@ -96,14 +96,13 @@ def train(name, algorithm, seed, rate, rounds, options):
     seeded = {} if name in ("plays", "activity") else {"seed": seed}  # the others have no split
     task = fo.tasks.load(name, directory=options.directory, **seeded, **setting.options)
     rows = np.random.default_rng(0).permutation(len(task.test["y"]))[: setting.tested]
-    test = {key: array[rows] for key, array in task.test.items()}
+    task = task.replace(test={key: x[rows] for key, x in task.test.items()}, **setting.changes)
     chosen = ALGORITHMS[algorithm](rate or rates()[name][algorithm])
     callbacks = [fo.stop_at("accuracy", TARGETS[name][0])] if options.part == "target" else []
     began = time.perf_counter()
-    result = task.simulate(
-        chosen, rounds=rounds, test=test, seed=seed, evaluate_every=setting.every,
-        on_nonfinite="stop", description=f"{name} {algorithm} {seed}", callbacks=callbacks,
-        **setting.changes,
+    result = fo.simulate(
+        chosen, task, rounds, seed=seed, evaluate_every=setting.every, on_nonfinite="stop",
+        description=f"{name} {algorithm} {seed}", callbacks=callbacks,
     )  # fmt: skip
     # A run that diverges at once is not evaluated.
     evaluated = {name: result.evaluations.get(name, np.zeros(0)) for name in ("round", "accuracy")}

@@ -51,23 +51,27 @@ def _share(text: str) -> float:
 def run(options: argparse.Namespace) -> int:
     """Trains, prints the table and saves the plot."""
     check_plot_path(options.output)
-    task = fo.tasks.digits(options.clients, options.alpha, options.seed)
-    print(f"Digits: {task.data.summary()}; {len(task.test['y'])} test examples.")
+    digits = fo.tasks.digits(options.clients, options.alpha, options.seed).replace(
+        cohort=options.cohort_size,
+        local_steps=options.local_steps,
+        batch_size=options.batch_size,
+    )
+    data = digits.clients.summary()  # type: ignore[union-attr]
+    print(f"Digits: {data}; {len(digits.test['y'])} test examples.")
+    suggested = fo.tasks.suggested("digits")
     results = {}
-    for name, algorithm in ALGORITHMS.items():
-        results[name] = task.simulate(
-            algorithm,
-            rounds=options.rounds,
-            cohort_size=options.cohort_size,
-            batch_size=options.batch_size,
-            local_steps=options.local_steps,
+    for name, short in ALGORITHMS.items():
+        results[name] = fo.simulate(
+            suggested.algorithm(short),
+            digits,
+            options.rounds,
             seed=options.seed,
             evaluate_every=min(5, max(options.rounds, 1)),
             description=f"{name:9}",
         )
     print_table(
         ["algorithm", "accuracy", f"rounds to {options.target:.0%}", "MB up", "MB down", "seconds"],
-        [_row(name, result, task, options) for name, result in results.items()],
+        [_row(name, result, suggested, options) for name, result in results.items()],
     )
     print(
         "MB: sent by and to all clients until the target was reached, or until the end. Seconds"
@@ -81,12 +85,12 @@ def _mixture(alpha: float) -> str:
 
 
 def _row(
-    name: str, result: fo.Result, task: fo.tasks.Task, options: argparse.Namespace
+    name: str, result: fo.Result, suggested: fo.tasks.Suggested, options: argparse.Namespace
 ) -> list[str]:
     accuracy = result.evaluations["accuracy"]
     reached = fo.metrics.rounds_to_target(result.evaluations["round"], accuracy, options.target)
     exchanged = (reached or options.rounds) * options.cohort_size
-    cost = fo.costs.of(task.algorithms[ALGORITHMS[name]], result.variables)
+    cost = fo.costs.of(suggested.algorithm(ALGORITHMS[name]), result.variables)
     return [
         name,
         f"{accuracy[-1]:.1%}",

@@ -1,33 +1,32 @@
 """`--dry-run`: what an experiment would need, from shapes alone, and a guess at its time."""
 
 import time
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 
 from fedjax_opt.cli.tables import duration, megabytes, print_table
-from fedjax_opt.core import Federation, Objective
+from fedjax_opt.core import Controller, Federation, Objective
+from fedjax_opt.core.federation import Epochs
+from fedjax_opt.experiments.axes import federation_of
 from fedjax_opt.experiments.playing import Program, Setup
 from fedjax_opt.experiments.pricing import minibatch
-from fedjax_opt.tasks import Task
 
 # Rounds reach this share of the rate of large matrix products, give or take a factor of two.
 _EFFICIENCY = 0.4
-_BATCH_SIZE = Federation.batch_size
 
 
-def print_plan(task: Task, setup: Setup) -> float:
+def print_plan(setup: Setup) -> float:
     """Prints the programs that would run, their memory, operations, bytes, and a guess at their time.
 
     Returns:
       That guess, in seconds.
     """
     rate = _EFFICIENCY * _matrix_rate()
-    batch_size = setup.programs[0].settings.get("batch_size", _BATCH_SIZE)
-    rows, flops, step = [], 0.0, _step_memory(task, batch_size)
+    rows, flops, step = [], 0.0, _step_memory(setup.federation)
     for program in setup.programs:
-        clients, steps = _work(task, program, setup.rounds)
+        clients, steps = _work(program, setup.rounds)
         trials = len(program.trials)
         each = clients * program.price.flops + steps * program.price.flops_per_step
         flops += trials * each
@@ -44,7 +43,8 @@ def print_plan(task: Task, setup: Setup) -> float:
         )
     header = ["program", "runs", "MB of a run", "GFLOP", "MB up", "MB down", "about"]
     print_table(header, rows)
-    data = sum(x.nbytes for x in jax.tree.leaves(task.data.examples))
+    clients: Any = setup.federation.clients
+    data = sum(x.nbytes for x in jax.tree.leaves(clients.examples))
     print(
         f"{_count(sum(len(p.trials) for p in setup.programs), 'run')} of"
         f" {_count(setup.rounds, 'round')} as {_count(len(rows), 'program')};"
@@ -59,33 +59,39 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _work(task: Task, program: Program, rounds: int) -> tuple[float, float]:
-    """How many clients take part in a run, and how many steps they take; a controller takes K_0."""
-    settings = program.settings
-    cohort = settings["cohort_size"] if "cohort_size" in settings else settings["sampler"].size
-    steps: Any = settings.get("local_steps")
-    if "local_epochs" in settings and steps is None:
-        per_epoch = np.ceil(np.asarray(task.data.sizes) / settings.get("batch_size", _BATCH_SIZE))
-        steps = settings["local_epochs"] * float(np.mean(per_epoch))
-    elif not isinstance(steps, (int, float)):
-        steps = task.settings.get("local_steps", 1)
-    return float(rounds * cohort), float(rounds * cohort * steps)
+def _work(program: Program, rounds: int) -> tuple[float, float]:
+    """How many clients take part in a run, and how many steps they take, in the mean over the runs."""
+    clients = rounds * program.federation.cohort.size
+    each = [_steps(federation_of(trial, program.federation)) for trial in program.trials]
+    return float(clients), clients * float(np.mean(each))
 
 
-def _step_memory(task: Task, batch_size: int) -> int:
+def _steps(federation: Federation) -> float:
+    """The steps of a client in a round; those of the first round where there is a controller."""
+    clients, steps = cast(Any, federation.clients), cast(Any, federation.local_steps)
+    if isinstance(steps, Epochs):
+        sizes = np.asarray(clients.sizes)
+        return float(np.mean(np.asarray(steps.count) * np.ceil(sizes / federation.batch_size)))
+    if isinstance(steps, Controller):
+        steps = steps.value(steps.init(), 0)
+    return float(np.mean(steps))
+
+
+def _step_memory(federation: Federation) -> int:
     """Bytes that a local step keeps between its forward and its backward pass."""
+    model = federation.model
 
     def kept(batch):
         key = jax.random.key(0)
-        variables = task.model.init(key, batch)
+        variables = model.init(key, batch)
 
         def loss(params):
             now = variables._replace(params=params)
-            return Objective(task.model, key).evaluate(now, batch).loss
+            return Objective(model, key).evaluate(now, batch).loss
 
         return jax.vjp(loss, variables.params)[1]
 
-    shapes = jax.eval_shape(kept, minibatch(task, batch_size))
+    shapes = jax.eval_shape(kept, minibatch(federation))
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 

@@ -67,20 +67,20 @@ def run(options: argparse.Namespace) -> int:
     if options.print_config:
         print(to_toml(experiment), end="")
         return 0
-    task = load_task(experiment.task)
-    setup = playing.set_up(experiment, task)
-    print(f"{task.name}: {task.data.summary()}; {len(setup.test['y'])} test examples.")
-    if setup.validation is not None:
-        count = len(next(iter(setup.validation.values())))
+    setup = playing.set_up(experiment, load_task(experiment.task))
+    known = facts(experiment, setup)
+    data = setup.federation.clients.summary()  # type: ignore[union-attr]
+    print(f"{experiment.task.name}: {data}; {known['test examples']} test examples.")
+    if setup.federation.validation is not None:
+        count = len(next(iter(setup.federation.validation.values())))
         print(f"The controller watches {count} examples of the test set, which are not tested on.")
     if options.dry_run:
-        dry_run.print_plan(task, setup)
+        dry_run.print_plan(setup)
         return 0
     output = options.output or new_directory(f"{options.command}-{experiment.task.name}")
     try:
-        known = facts(experiment, task, setup)
         with open_directory(output, to_toml(experiment), experiment.seeds, known) as directory:
-            play(experiment, task, setup, directory)
+            play(experiment, setup, directory)
     except KeyboardInterrupt:
         if fo.distributed.is_first():
             again = command_line(options.command, experiment, output)
@@ -105,7 +105,7 @@ def _check(command: str, experiment: Experiment) -> None:
         )
 
 
-def play(experiment: Experiment, task: Any, setup: Any, directory: RunDirectory) -> None:
+def play(experiment: Experiment, setup: playing.Setup, directory: RunDirectory) -> None:
     """Plays what is missing, and shows how far it is."""
     total = setup.rounds * sum(len(program.trials) for program in setup.programs)
     missing = [remaining(p.trials, directory.records, setup.rounds) for p in setup.programs]
@@ -129,7 +129,7 @@ def play(experiment: Experiment, task: Any, setup: Any, directory: RunDirectory)
     # Of several processes each would stop after other rounds, and wait for the others.
     with bar, remembered(patient=not fo.distributed.is_joined()) as check_interrupt:
         bar.begin_program()
-        for _, found in playing.play(experiment, task, setup, directory, show):
+        for _, found in playing.play(experiment, setup, directory, show):
             bar.begin_program()
             finished += setup.rounds * len(found.trials)
             for trial, failure in zip(found.trials, found.failures, strict=True):

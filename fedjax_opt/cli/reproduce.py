@@ -23,6 +23,7 @@ from typing import Any
 from fedjax_opt.cli import dry_run, experiments, report
 from fedjax_opt.cli.files import new_directory, said
 from fedjax_opt.cli.tables import duration, print_paragraph
+from fedjax_opt.core import Federation
 from fedjax_opt.core.tables import table_lines
 from fedjax_opt.experiments import papers, playing
 from fedjax_opt.experiments.config import to_toml
@@ -32,7 +33,6 @@ from fedjax_opt.experiments.pricing import Device
 from fedjax_opt.experiments.recipes import load_task
 from fedjax_opt.experiments.rundir import RunDirectory, read
 from fedjax_opt.experiments.specs import unknown
-from fedjax_opt.tasks import Task
 
 _TABLE = "reproduced.md"
 
@@ -81,11 +81,11 @@ def run(options: argparse.Namespace) -> int:
     output = options.output or new_directory(f"{entry.name}{'-quick' if options.quick else ''}")
     if not options.dry_run:
         _check_output(output, entry.parts(options.quick, options.leaf))
-    task, loaded, seconds, missing = None, None, 0.0, []
+    federation, loaded, seconds, missing = None, None, 0.0, []
     for part in parts:
-        if task is None or loaded != part.experiment.task:
+        if federation is None or loaded != part.experiment.task:
             try:
-                task, loaded = _load(options, part), part.experiment.task
+                federation, loaded = _load(options, part), part.experiment.task
             except (ValueError, OSError, ImportError) as error:
                 # A plan of the other parts is better than none.
                 missing.append(f"{part.name}: cannot be planned without its data. {said(error)}")
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
                     raise
                 print(missing[-1])
                 continue
-        seconds += _play(options, part, task, output / part.name)
+        seconds += _play(options, part, federation, output / part.name)
     if not options.dry_run:
         _report(options, entry, parts, output)
     elif len(parts) > 1:
@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _load(options: argparse.Namespace, part: papers.Part) -> Task:
+def _load(options: argparse.Namespace, part: papers.Part) -> Federation:
     try:
         return load_task(part.experiment.task)
     except (ValueError, OSError) as error:
@@ -124,24 +124,25 @@ def _chosen(parts: Sequence[papers.Part], only: str | None) -> list[papers.Part]
 
 
 def _play(
-    options: argparse.Namespace, part: papers.Part, task: Task, output: pathlib.Path
+    options: argparse.Namespace, part: papers.Part, federation: Federation, output: pathlib.Path
 ) -> float:
     """Plays a part; or says what it would take, and returns a guess at its seconds."""
-    task = prepared(part, task)
+    federation = prepared(part, federation)
+    data = federation.clients.summary()  # type: ignore[union-attr]
     # At once: to derive what a large model costs takes a while.
-    print(f"{part.name}: {task.data.summary()}", end="", flush=True)
-    setup = playing.set_up(part.experiment, task)
+    print(f"{part.name}: {data}", end="", flush=True)
+    setup = playing.set_up(part.experiment, federation)
     if part.seconds_per_step is not None:
         rate = setup.programs[0].price.flops_per_step / part.seconds_per_step
-        setup = playing.set_up(part.experiment, task, Device(flops_per_second=rate))
-    print(f"; {len(setup.test['y'])} test examples.")
+        setup = playing.set_up(part.experiment, federation, Device(flops_per_second=rate))
+    known = facts(part.experiment, setup)
+    print(f"; {known['test examples']} test examples.")
     if options.dry_run:
-        return dry_run.print_plan(task, setup)
+        return dry_run.print_plan(setup)
     made = part.experiment
     try:
-        known = facts(made, task, setup)
         with RunDirectory(output, to_toml(made), made.seeds, known) as directory:
-            experiments.play(part.experiment, task, setup, directory)
+            experiments.play(part.experiment, setup, directory)
     except KeyboardInterrupt:
         command = _command(options, output.parent)
         print(f"\n{experiments.KEPT} To go on: {command}", file=sys.stderr)

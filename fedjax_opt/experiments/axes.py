@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.core import checks
+from fedjax_opt.core import Federation, checks, epochs
 from fedjax_opt.experiments import waves
 from fedjax_opt.experiments.trials import Trial
 
@@ -18,6 +18,17 @@ OF_THE_RUN = ("local_steps", "local_epochs")
 def point(trial: Trial) -> dict[str, Any]:
     """The hyperparameters that `build` sees."""
     return {k: v for k, v in trial.hyperparameters.items() if k not in OF_THE_RUN}
+
+
+def federation_of(trial: Trial, federation: Federation) -> Federation:
+    """The federation with the local work that is among a trial's hyperparameters."""
+    own = {k: v for k, v in trial.hyperparameters.items() if k in OF_THE_RUN}
+    if len(own) == 2:
+        raise ValueError("Give either local_steps or local_epochs, got both.")
+    for name, value in own.items():
+        steps = epochs(value) if name == "local_epochs" else value
+        federation = federation.replace(local_steps=steps)
+    return federation
 
 
 def axis_of(trials: Sequence[Trial]) -> tuple[waves.Axis, tuple[tuple[str, Any], ...]]:

@@ -3,19 +3,20 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
+from fedjax_opt.core.federation import Epochs
 from fedjax_opt.experiments.experiment import SETTINGS, Experiment, grid_of
 from fedjax_opt.experiments.playing import Setup
 from fedjax_opt.experiments.search import Range
 from fedjax_opt.experiments.summary import Outcome
-from fedjax_opt.tasks import Task
 
 
-def facts(experiment: Experiment, task: Task, setup: Setup) -> dict[str, Any]:
+def facts(experiment: Experiment, setup: Setup) -> dict[str, Any]:
     """What holds for all runs of an experiment, the task's own settings among it.
 
     Args:
       experiment: the experiment.
-      task: its task, loaded.
       setup: from `set_up`.
 
     Returns:
@@ -26,37 +27,25 @@ def facts(experiment: Experiment, task: Task, setup: Setup) -> dict[str, Any]:
       >>> from fedjax_opt import experiments as ex
       >>> from fedjax_opt.experiments.facts import facts
       >>> experiment = ex.from_options({"task": ["digits"], "algorithms": ["fedavg"]})
-      >>> task = fo.tasks.digits()
-      >>> found = facts(experiment, task, ex.set_up(experiment, task))
+      >>> found = facts(experiment, ex.set_up(experiment, fo.tasks.digits()))
       >>> found["clients"], found["cohort"], found["local steps"]
       (100, 5, 20)
     """
-    settings = {**task.settings, **setup.programs[0].settings}
-    sampler = settings.get("sampler")
-    varied = {name.rpartition(":")[2] for name in experiment.grid}
-    found = {
-        "clients": len(task.data.sizes),
-        "cohort": settings.get("cohort_size") if sampler is None else sampler.size,
-        "batch size": settings.get("batch_size"),
+    chosen = setup.federation
+    found: dict[str, Any] = {"clients": chosen.num_clients, "cohort": chosen.cohort.size}
+    # A controller starts from what was given, or from what the task has.
+    steps = chosen.local_steps
+    if not {name.rpartition(":")[2] for name in experiment.grid} & {*SETTINGS}:
+        name, count = "local steps", steps
+        if isinstance(steps, Epochs):
+            name, count = "local epochs", steps.count
+        found[name] = count
+    found |= {
+        "batch size": chosen.batch_size,
         "rounds": setup.rounds,
-        "test examples": len(next(iter(setup.test.values()))),
+        "test examples": len(jax.tree.leaves(chosen.test)[0]),
     }
-    for name in SETTINGS:
-        # A controller starts from what was given, or from what the task has.
-        given = getattr(experiment, name)
-        other = any(getattr(experiment, each) is not None for each in SETTINGS)
-        value = given if other else task.settings.get(name)
-        found[name.replace("_", " ")] = None if varied & {*SETTINGS} else value
-    order = (
-        "clients",
-        "cohort",
-        "local steps",
-        "local epochs",
-        "batch size",
-        "rounds",
-        "test examples",
-    )
-    return {name: int(found[name]) for name in order if found[name] is not None}
+    return {name: int(value) for name, value in found.items()}
 
 
 def at_edges(experiment: Experiment, best: Sequence[Outcome]) -> list[str]:

@@ -11,19 +11,23 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_opt.core import checks, scheduled
+from fedjax_opt.core import Algorithm, Federation, checks, epochs, scheduled
+from fedjax_opt.core.federation import Epochs
 from fedjax_opt.experiments.experiment import SETTINGS, Experiment, Member, grid_of
 from fedjax_opt.experiments.hyperparameters import hyperparameters, replaced
 from fedjax_opt.experiments.pricing import Device, Prices, priced, prices
-from fedjax_opt.experiments.recipes import WATCHING, build, build_controller, controls_rate
+from fedjax_opt.experiments.recipes import (
+    WATCHING,
+    build,
+    build_controller,
+    controls_rate,
+    suggested_for,
+)
 from fedjax_opt.experiments.rundir import RunDirectory
 from fedjax_opt.experiments.search import Range, expand, sample
 from fedjax_opt.experiments.sweep import Progress, Trial, Trials, run_trials
 from fedjax_opt.experiments.trials import finished
 from fedjax_opt.experiments.unfinished import Unfinished
-from fedjax_opt.tasks import Task
-
-_LOCAL_WORK = ("local_steps", "local_epochs")
 
 
 class Program(NamedTuple):
@@ -32,13 +36,13 @@ class Program(NamedTuple):
     Attributes:
       member: the algorithm.
       trials: its points and seeds.
-      settings: of its federation, as those of a `Task`.
+      federation: what it learns on.
       price: what a client costs in a round.
     """
 
     member: Member
     trials: tuple[Trial, ...]
-    settings: dict[str, Any]
+    federation: Federation
     price: Prices
 
 
@@ -47,15 +51,14 @@ class Setup(NamedTuple):
 
     Attributes:
       rounds: of each trial.
+      federation: the task's, with what the experiment says in place of the task. What controllers
+        watch is taken out of the test set. Those of the programs have the controllers in addition.
       programs: what is compiled, one after the other.
-      test: the test set.
-      validation: what controllers may watch, taken out of the test set; None if none does.
     """
 
     rounds: int
+    federation: Federation
     programs: tuple[Program, ...]
-    test: dict[str, Any]
-    validation: dict[str, Any] | None
 
 
 def points_of(experiment: Experiment, member: Member) -> list[dict[str, Any]]:
@@ -84,12 +87,12 @@ def points_of(experiment: Experiment, member: Member) -> list[dict[str, Any]]:
     return [point for i, point in enumerate(points) if point not in points[:i]]
 
 
-def set_up(experiment: Experiment, task: Task, device: Device | None = None) -> Setup:
+def set_up(experiment: Experiment, federation: Federation, device: Device | None = None) -> Setup:
     """All that is to be compiled and played for an experiment.
 
     Args:
       experiment: the experiment.
-      task: its task, loaded.
+      federation: its task, loaded.
       device: the clients' link and speed, for the simulated time, in place of the experiment's.
 
     Returns:
@@ -106,23 +109,20 @@ def set_up(experiment: Experiment, task: Task, device: Device | None = None) -> 
       >>> [len(program.trials) for program in set_up(experiment, fo.tasks.digits()).programs]
       [4]
     """
-    test, validation = _test_set(experiment.test_examples, task), None
-    if experiment.controller is not None and experiment.controller.name in WATCHING:
-        validation = {name: array[::2] for name, array in test.items()}
-        test = {name: array[1::2] for name, array in test.items()}
-    settings = _settings(experiment, task, validation)
+    federation = _changed(experiment, federation)
+    suggested = suggested_for(experiment.task)
     device = device or device_of(experiment)
-    programs = []
-    for member in experiment.algorithms:
-        for points in _by_structure(member, points_of(experiment, member)):
-            programs.append(_program(experiment, task, member, points, settings, device))
-    rounds = task.rounds if experiment.rounds is None else experiment.rounds
-    return Setup(rounds, tuple(programs), test, validation)
+    programs = [
+        _program(experiment, federation, member, points, suggested.algorithms, device)
+        for member in experiment.algorithms
+        for points in _by_structure(member, points_of(experiment, member))
+    ]
+    rounds = suggested.rounds if experiment.rounds is None else experiment.rounds
+    return Setup(rounds, federation, tuple(programs))
 
 
 def play(
     experiment: Experiment,
-    task: Task,
     setup: Setup,
     directory: RunDirectory,
     on_chunk: Callable[[Progress], Any] | None = None,
@@ -131,7 +131,6 @@ def play(
 
     Args:
       experiment: the experiment.
-      task: its task, loaded.
       setup: from `set_up`.
       directory: where records and final models go, as they come.
       on_chunk: called after each chunk of rounds.
@@ -146,10 +145,10 @@ def play(
       >>> experiment = ex.from_options({
       ...     "task": ["digits"], "algorithms": ["fedavg"], "rounds": ["2"], "local_steps": ["2"],
       ... })
-      >>> task = ex.load_task(experiment.task)
+      >>> setup = ex.set_up(experiment, ex.load_task(experiment.task))
       >>> home = pathlib.Path(tempfile.mkdtemp()) / "run"
       >>> with ex.RunDirectory(home, ex.to_toml(experiment), experiment.seeds) as directory:
-      ...     for program, found in ex.play(experiment, task, ex.set_up(experiment, task), directory):
+      ...     for program, found in ex.play(experiment, setup, directory):
       ...         print(program.member.label, found.rounds)
       fedavg [2]
       >>> ex.read(home).records[0]["participations"]
@@ -175,8 +174,8 @@ def play(
         if all(trial.identity in done for trial in program.trials):
             continue
         found = run_trials(
-            task.model, task.data, program.trials, rounds=setup.rounds, settings=program.settings,
-            test=setup.test, client_test=task.client_test, evaluate_every=experiment.evaluate_every,
+            program.federation, program.trials, rounds=setup.rounds,
+            diagnostics=experiment.diagnostics, evaluate_every=experiment.evaluate_every,
             on_chunk=noted(program), unfinished=unfinished,
         )  # fmt: skip
         yield program, found
@@ -188,37 +187,35 @@ def model_name(trial: Trial) -> str:
     return f"{trial.label} ({point})" if point else trial.label
 
 
-def _test_set(count: int | None, task: Task) -> dict[str, Any]:
-    """The examples that are evaluated: all, or so many that follow from their number alone."""
+def _changed(experiment: Experiment, federation: Federation) -> Federation:
+    """The task's federation, with what the experiment says in its place."""
+    changes: dict[str, Any] = {
+        "cohort": experiment.cohort_size,
+        "batch_size": experiment.batch_size,
+        "local_steps": experiment.local_steps,
+    }
+    if experiment.local_epochs is not None:
+        changes["local_steps"] = epochs(experiment.local_epochs)
+    test = _some(federation.test, experiment.test_examples)
+    if experiment.controller is not None and experiment.controller.name in WATCHING:
+        changes["validation"] = jax.tree.map(lambda x: x[::2], test)
+        test = jax.tree.map(lambda x: x[1::2], test)
+    return federation.replace(
+        weighting=experiment.weighting,
+        batching=experiment.batching,
+        test=test,
+        **{name: value for name, value in changes.items() if value is not None},
+    )
+
+
+def _some(examples: Any, count: int | None) -> Any:
+    """All examples, or so many that follow from their number alone."""
     if count is None:
-        return dict(task.test)
-    available = len(next(iter(task.test.values())))
-    checks.integer(f"test_examples of {task.name}", count, low=1, high=available)
+        return examples
+    available = len(jax.tree.leaves(examples)[0])
+    checks.integer("test_examples", count, low=1, high=available)
     rows = np.sort(np.random.default_rng(0).permutation(available)[:count])
-    return {name: array[rows] for name, array in task.test.items()}
-
-
-def _settings(experiment: Experiment, task: Task, validation: Any) -> dict[str, Any]:
-    """What a federation is made with: the task's, and the experiment's in their place."""
-    settings = dict(task.settings)
-    if any(getattr(experiment, name) is not None for name in _LOCAL_WORK):
-        settings = {k: v for k, v in settings.items() if k not in _LOCAL_WORK}
-    if experiment.cohort_size is not None:
-        settings.pop("sampler", None)
-        population = len(task.data.sizes)
-        if experiment.cohort_size > population:
-            raise ValueError(
-                f"cohort_size must not be larger than the population of {population} clients, got"
-                f" {experiment.cohort_size}."
-            )
-    for name in ("cohort_size", "batch_size", *_LOCAL_WORK):
-        if getattr(experiment, name) is not None:
-            settings[name] = getattr(experiment, name)
-    for name in ("weighting", "batching", "diagnostics"):
-        settings[name] = getattr(experiment, name)
-    if validation is not None:
-        settings["validation"] = validation
-    return settings
+    return jax.tree.map(lambda x: x[rows], examples)
 
 
 def device_of(experiment: Experiment) -> Device:
@@ -246,19 +243,18 @@ def _by_structure(member: Member, points: Sequence[dict[str, Any]]) -> list[list
 
 def _program(
     experiment: Experiment,
-    task: Task,
+    federation: Federation,
     member: Member,
     points: Sequence[dict[str, Any]],
-    settings: dict[str, Any],
-    device: Device | None,
+    suggested: Mapping[str, Algorithm],
+    device: Device,
 ) -> Program:
-    controller = experiment.controller
+    controller, every = experiment.controller, experiment.evaluate_every
 
     def make(point: Mapping[str, Any]) -> Any:
         specs = replaced(member.algorithm, member.wrappers, point)
-        return build(*specs, suggested=task.algorithms)
+        return build(*specs, suggested=suggested)
 
-    chosen = dict(settings)
     make_trial = make
     if controller is not None and controls_rate(controller):
         rates = {_first_rate(member, point) for point in points}
@@ -268,21 +264,20 @@ def _program(
                 f" such as {member.algorithm.name}(learning_rate=0.1), and none in the grid."
             )
 
-        setting = build_controller(controller, rates.pop(), experiment.evaluate_every)
+        setting = build_controller(controller, rates.pop(), every)
 
         def make_trial(point: Mapping[str, Any]) -> Any:
             return scheduled(lambda rate: make({**point, "learning_rate": rate}), setting)
 
     elif controller is not None:
-        if "local_steps" not in settings:
+        if isinstance(federation.local_steps, Epochs):
             raise ValueError(
                 f"controller {controller.name!r} needs local_steps to start from, but the task has"
                 " local_epochs: give local_steps."
             )
-        every = experiment.evaluate_every
-        chosen["local_steps"] = build_controller(controller, settings["local_steps"], every)
+        setting = build_controller(controller, federation.local_steps, every)
+        federation = federation.replace(local_steps=setting)
     first = {k: v for k, v in points[0].items() if k not in SETTINGS}
-    batch_size = checks.integer("batch_size", chosen.get("batch_size", 32), low=1)
     return Program(
         member,
         tuple(
@@ -290,8 +285,8 @@ def _program(
             for point in points
             for seed in experiment.seeds
         ),
-        chosen,
-        prices(make(first), task, batch_size, device),
+        federation,
+        prices(make(first), federation, device),
     )
 
 

@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.core import Algorithm, checks
+from fedjax_opt.core import Algorithm, Federation, checks
 from fedjax_opt.costs import client_flops, megabits, of
-from fedjax_opt.tasks import Task
 
 #: Columns that `priced` adds to a record.
 COLUMNS = ("bytes_up", "bytes_down", "flops", "simulated_seconds")
@@ -60,15 +59,12 @@ class Prices(NamedTuple):
     memory: float = 0.0
 
 
-def prices(
-    algorithm: Algorithm, task: Task, batch_size: int, device: Device | None = None
-) -> Prices:
-    """What a client costs in a round of an algorithm on a task.
+def prices(algorithm: Algorithm, federation: Federation, device: Device | None = None) -> Prices:
+    """What a client costs in a round of an algorithm on a federation.
 
     Args:
       algorithm: the algorithm.
-      task: the task: its model, and how many examples a client has.
-      batch_size: B.
+      federation: its model, the size of a minibatch, and how many examples a client has.
       device: the clients' link and speed.
 
     Returns:
@@ -77,17 +73,18 @@ def prices(
     Example:
       >>> import fedjax_opt as fo
       >>> from fedjax_opt.experiments.pricing import prices
-      >>> task = fo.tasks.digits()
-      >>> prices(task.algorithms["fedavg"], task, batch_size=8).bytes_up  # 4,810 parameters
+      >>> algorithm = fo.fedavg(fo.optimizers.sgd(0.1))
+      >>> prices(algorithm, fo.tasks.digits()).bytes_up  # 4,810 parameters
       19240.0
     """
     device = device or Device()
     for name, value in device._asdict().items():
         checks.number(name, value, low=0.0, open_low=True, open_high=True)
-    batch = minibatch(task, batch_size)
-    samples = max(round(float(np.mean(task.data.sizes))), 1)
-    operations = client_flops(algorithm, task.model, batch, samples)
-    variables = jax.eval_shape(task.model.init, jax.eval_shape(lambda: jax.random.key(0)), batch)
+    model, batch = federation.model, minibatch(federation)
+    clients: Any = federation.clients
+    samples = max(round(float(np.mean(clients.sizes))), 1)
+    operations = client_flops(algorithm, model, batch, samples)
+    variables = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), batch)
     traffic = of(algorithm, variables)
     besides = float(operations.probe + operations.start + operations.finish)
     down, up = megabits(traffic)
@@ -102,22 +99,24 @@ def prices(
         seconds_per_step=float(operations.step) / device.flops_per_second,
         memory=float(
             traffic.server_memory
-            + len(task.data.sizes) * traffic.client_state
+            + federation.num_clients * traffic.client_state
             + traffic.client_memory
         ),
     )
 
 
-def minibatch(task: Task, batch_size: int) -> Any:
-    """The shapes of a minibatch of a task.
+def minibatch(federation: Federation) -> Any:
+    """The shapes of a minibatch of a federation.
 
     Args:
-      task: the task.
-      batch_size: B.
+      federation: the federation.
     """
+    clients: Any = federation.clients
     return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), jnp.asarray(x[:1]).dtype),
-        task.data.examples,
+        lambda x: jax.ShapeDtypeStruct(
+            (federation.batch_size, *x.shape[1:]), jnp.asarray(x[:1]).dtype
+        ),
+        clients.examples,
     )
 
 

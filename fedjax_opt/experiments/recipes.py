@@ -11,7 +11,7 @@ from typing import Any
 from fedjax_opt import algorithms as alg
 from fedjax_opt import bounds, compression, controllers, optimizers, tasks
 from fedjax_opt import wrappers as around
-from fedjax_opt.core import Algorithm, Controller
+from fedjax_opt.core import Algorithm, Controller, Federation
 from fedjax_opt.experiments.derived import Choices, Part, Recipe, derive
 from fedjax_opt.experiments.making import make
 from fedjax_opt.experiments.specs import Spec
@@ -175,8 +175,8 @@ def build(
     Args:
       algorithm: a name of `ALGORITHMS`, and its hyperparameters. Numbers may be traced.
       wrappers: names of `WRAPPERS` with theirs, the innermost first.
-      suggested: algorithms of a task (`Task.algorithms`): where `algorithm` has no arguments at all,
-        and is one of them, that is what is wrapped.
+      suggested: algorithms of a task (`Suggested.algorithms`): where `algorithm` has no arguments at
+        all, and is one of them, that is what is wrapped.
 
     Returns:
       An `Algorithm`.
@@ -227,8 +227,8 @@ def build_controller(controller: Spec, initial: Any, evaluate_every: int = 1) ->
     return make("controller", CONTROLLERS, controller, initial, **watching)
 
 
-def load_task(task: Spec) -> tasks.Task:
-    """The task that a spec describes, with its data.
+def load_task(task: Spec) -> Federation:
+    """The federation that a task's spec describes, with its data.
 
     Args:
       task: a name of `TASKS`, and its arguments.
@@ -236,7 +236,22 @@ def load_task(task: Spec) -> tasks.Task:
     Example:
       >>> from fedjax_opt.experiments.recipes import load_task
       >>> from fedjax_opt.experiments.specs import parse
-      >>> load_task(parse("digits(num_clients=50)")).data.num_clients
+      >>> load_task(parse("digits(num_clients=50)")).num_clients
       50
     """
     return make("task", TASKS, task)
+
+
+def suggested_for(task: Spec) -> tasks.Suggested:
+    """For how many rounds a task is trained, and with which algorithms.
+
+    Args:
+      task: a name of `TASKS`, and its arguments.
+
+    Example:
+      >>> from fedjax_opt.experiments.recipes import suggested_for
+      >>> from fedjax_opt.experiments.specs import parse
+      >>> suggested_for(parse("digits(num_clients=50)")).rounds
+      300
+    """
+    return tasks.suggested(task.name, task.arguments.get("local_steps"))

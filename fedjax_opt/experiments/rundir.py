@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-import fedjax_opt
 from fedjax_opt.core import Variables, checks
 from fedjax_opt.experiments import files, model_files, unfinished
 from fedjax_opt.experiments.model_files import read_model as read_model
+from fedjax_opt.version import __version__
 
 _CONFIG, _ABOUT, _HISTORY = "config.toml", "about.json", "history.jsonl"
 _UNFINISHED = "unfinished"
@@ -270,7 +270,7 @@ def _describe(config: str, seeds: Sequence[int]) -> dict[str, Any]:
 
 def _versions() -> dict[str, str]:
     found = {name: version(name) for name in ("jax", "jaxlib", "numpy", "optax")}
-    return {"python": platform.python_version(), **found, "fedjax_opt": fedjax_opt.__version__}
+    return {"python": platform.python_version(), **found, "fedjax_opt": __version__}
 
 
 def _plain(value: Any) -> Any:

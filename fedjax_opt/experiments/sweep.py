@@ -1,8 +1,7 @@
 """Many runs as one program: grids, random search, and seeds as an axis of it."""
 
-import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -10,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.core import FederatedState, Federation, Model, StaticInt, checks, init_state
+from fedjax_opt.core import FederatedState, Federation, StaticInt, checks, init_state
 from fedjax_opt.core.client_data import in_memory
 from fedjax_opt.core.controller import first_algorithm
 from fedjax_opt.engine.preparation import prepare
 from fedjax_opt.execution import Strategy
 from fedjax_opt.execution.strategies import place
 from fedjax_opt.experiments import waves
-from fedjax_opt.experiments.axes import OF_THE_RUN, axis_of, check_values, point, rows_of
+from fedjax_opt.experiments.axes import axis_of, check_values, federation_of, point, rows_of
 from fedjax_opt.experiments.search import Range as Range
 from fedjax_opt.experiments.search import expand as expand
 from fedjax_opt.experiments.search import sample as sample
@@ -27,7 +26,6 @@ from fedjax_opt.experiments.trials import Trial as Trial
 from fedjax_opt.experiments.trials import Trials as Trials
 from fedjax_opt.experiments.trials import remaining as remaining
 from fedjax_opt.experiments.unfinished import Unfinished
-from fedjax_opt.tasks.task import federation_of
 from fedjax_opt.training import NonFiniteLossError, fingerprint
 
 
@@ -40,16 +38,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 def run_trials(
-    model: Model,
-    data: Any,
+    federation: Federation,
     trials: Iterable[Trial],
     *,
     rounds: int,
-    settings: Mapping[str, Any],
-    test: Any = None,
-    client_test: Any = None,
+    diagnostics: Sequence[str] = (),
     evaluate_every: int = 10,
     strategy: str | Strategy = "auto",
+    client_strategy: str | Strategy = "auto",
     memory: float | None = None,
     keep_models: bool = True,
     on_chunk: Callable[[Progress], Any] | None = None,
@@ -64,21 +60,19 @@ def run_trials(
     compiled, one for the initial states and one for the rounds, however many trials there are.
 
     Args:
-      model: the model.
-      data: a `ClientData` in memory.
+      federation: what they learn on, its examples in memory. Every `evaluate_every` rounds they are
+        evaluated on its `test`. With a `client_test` the metrics are those of each client's own model on
+        its own examples (`personal_variables`), in the mean over clients, and those of the global model
+        on the test set are called `global_accuracy` and the like.
       trials: what to run; all share one `build`.
       rounds: R, how many rounds each of them runs.
-      settings: of the federation, as a `Task` has them: the cohort, the minibatch, the local steps or
-        epochs; and `strategy` and `diagnostics` of the clients of each trial, as in `run_rounds`.
-      test: a test set, a pytree of arrays `[n, ...]`, evaluated every `evaluate_every` rounds.
-      client_test: a `ClientData` of the same clients. The metrics are then those of each client's own
-        model on its own examples (`personal_variables`), in the mean over clients, and those of the
-        global model on the test set are called `global_accuracy` and the like.
+      diagnostics: what to measure of the clients' drift, as in `run_rounds`.
       evaluate_every: the rounds between evaluations, and the length of a chunk.
       strategy: how trials are executed: 'scan' one after the other, 'vmap' all at once, 'chunked' so
         many at once, 'sharded' over the devices; see `Strategy`. 'auto' spreads them over CPU devices
         (over which it spreads the clients instead if there are too few trials), and on an accelerator
         computes as many at once as fit into its memory.
+      client_strategy: how the clients of each trial are executed.
       memory: the bytes of an accelerator that 'auto' may use beside the data; by default what is free.
       keep_models: whether to bring each trial's final model to the host.
       on_chunk: called with a `Progress` after each chunk.
@@ -97,14 +91,16 @@ def run_trials(
     Example:
       >>> import fedjax_opt as fo
       >>> from fedjax_opt.experiments.sweep import Trial, expand, run_trials
-      >>> model, data, optimum = fo.data.quadratics(num_clients=4, dimension=2)
+      >>> model, clients, optimum = fo.data.quadratics(num_clients=4, dimension=2)
+      >>> federation = fo.Federation(
+      ...     model, clients, cohort=2, local_steps=2, batch_size=1, test=clients.examples
+      ... )
       >>> def build(hyperparameters):
       ...     return fo.fedavg(fo.optimizers.sgd(hyperparameters["learning_rate"]))
       >>> points = expand({"learning_rate": [0.01, 0.1]})
       >>> found = run_trials(
-      ...     model, data, [Trial("fedavg", build, point, seed) for point in points for seed in (0, 1)],
-      ...     rounds=4, settings={"cohort_size": 2, "batch_size": 1, "local_steps": 2},
-      ...     test=data.examples, evaluate_every=2,
+      ...     federation, [Trial("fedavg", build, point, seed) for point in points for seed in (0, 1)],
+      ...     rounds=4, evaluate_every=2,
       ... )
       >>> found.history["loss"].shape, found.evaluations["loss"].shape
       ((4, 4), (4, 2))
@@ -116,14 +112,7 @@ def run_trials(
     checks.choice("on_nonfinite", on_nonfinite, ("keep", "raise"))
     axis, constants = axis_of(trials)
     check_values(trials, axis)
-    shared, clients = _prepare(model, data, trials, settings, test)
-    if client_test is not None:
-        if len(client_test.sizes) != len(data.sizes):
-            raise ValueError(
-                f"client_test must be a ClientData of the same {len(data.sizes)} clients, got"
-                f" {len(client_test.sizes)} clients."
-            )
-        shared = shared._replace(client_test=client_test)
+    shared = _prepare(federation, trials, diagnostics)
 
     def setup(plan: waves.Plan) -> waves.Setup:
         return waves.Setup(trials[0].build, constants, plan.clients, plan.trials, length)
@@ -131,7 +120,9 @@ def run_trials(
     def needed_bytes(plan: waves.Plan) -> int:
         return waves.needed_bytes(shared, rows_of(axis, range(plan.size)), setup(plan))
 
-    options = waves.plans(strategy, clients, len(trials), shared.prepared.federation.cohort.size)
+    options = waves.plans(
+        strategy, client_strategy, len(trials), shared.prepared.federation.cohort.size
+    )
     shared = place(shared, options[0].meshed)  # which is the same for all
     unfinished = Unfinished(None) if unfinished is None else unfinished
     notes = [Notes(trial) for trial in trials]
@@ -247,27 +238,18 @@ def _progress(
 
 
 def _prepare(
-    model: Model, data: Any, trials: Sequence[Trial], settings: Mapping[str, Any], test: Any
-) -> tuple[waves.Shared, str | Strategy]:
-    """What all trials share, and how clients are to be executed."""
-    if not in_memory(data):
+    federation: Federation, trials: Sequence[Trial], diagnostics: Sequence[str]
+) -> waves.Shared:
+    """What all trials share."""
+    if not isinstance(federation, Federation):
+        raise ValueError(f"federation must be a Federation, got {type(federation).__name__}.")
+    if not in_memory(federation.clients):
         raise ValueError(
-            "data must be in memory for a sweep, whose trials draw cohorts of their own and so need all"
-            " examples on the device, but its examples are in files. Select all clients, data[:], or"
-            " run the trials one by one with fo.simulate."
+            "federation.clients must be in memory for a sweep, whose trials draw cohorts of their own"
+            " and so need all examples on the device, but these examples are in files. Select all"
+            " clients, clients[:], or run the trials one by one with fo.simulate."
         )
-    chosen = dict(settings)
-    clients = chosen.pop("strategy", "auto")
-    diagnostics = chosen.pop("diagnostics", ())
-    own = {k: v for k, v in trials[0].hyperparameters.items() if k in OF_THE_RUN}
-    chosen |= dict.fromkeys(OF_THE_RUN) | own if own else {}
-    allowed = {*inspect.signature(Federation).parameters, "cohort_size", "sampler", "local_epochs"}
-    unknown = sorted(chosen.keys() - allowed)
-    if unknown:
-        raise ValueError(
-            f"settings must be of a federation ({', '.join(sorted(allowed))}), got {unknown[0]!r}."
-        )
-    federation = federation_of(model, data, chosen)
+    federation = federation_of(trials[0], federation)
     if isinstance(federation.local_steps, StaticInt):
         steps = jnp.asarray(int(federation.local_steps))  # traced, as simulate has it
         federation = federation.replace(local_steps=steps)
@@ -277,5 +259,6 @@ def _prepare(
     state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes._replace(key=()))
     state = state._replace(num_clients=np.int32(federation.num_clients))
     prepared, _ = prepare(algorithm, federation, state, "scan", diagnostics, "run_trials")
-    shared = waves.Shared(prepared.replace(algorithm=()), federation.initial, test)
-    return shared, clients
+    return waves.Shared(
+        prepared.replace(algorithm=()), federation.initial, federation.test, federation.client_test
+    )

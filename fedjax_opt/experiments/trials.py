@@ -20,10 +20,10 @@ class Trial(NamedTuple):
 
     Attributes:
       label: what it is called in results, such as the algorithm's name.
-      build: hyperparameters -> the algorithm (or, where the run has a `learning_rate`, a function of it
-        that returns the algorithm). All trials of a program share it.
-      hyperparameters: by name. `local_steps` and `local_epochs` are the run's, not the algorithm's:
-        they take the place of what the settings say, and `build` does not see them.
+      build: hyperparameters -> the algorithm, or one with a `scheduled` learning rate. All trials of a
+        program share it.
+      hyperparameters: by name. `local_steps` and `local_epochs` are the federation's, not the
+        algorithm's: they take the place of what it has, and `build` does not see them.
       seed: of the initial model and of everything drawn later, as in `fo.simulate`.
 
     Example:

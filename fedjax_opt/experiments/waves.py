@@ -181,7 +181,7 @@ class Shared(NamedTuple):
     prepared: Prepared
     initial: Any
     test: Any
-    client_test: Any = None
+    client_test: Any
 
 
 @partial(jax.jit, static_argnames="setup")

@@ -14,7 +14,7 @@ from fedjax_opt.tasks.language import plays as plays
 from fedjax_opt.tasks.language import sent140 as sent140
 from fedjax_opt.tasks.language import shakespeare as shakespeare
 from fedjax_opt.tasks.sensors import activity as activity
-from fedjax_opt.tasks.task import Task as Task
-from fedjax_opt.tasks.tuned import tuned as tuned
+from fedjax_opt.tasks.suggested import Suggested as Suggested
+from fedjax_opt.tasks.suggested import suggested as suggested
 from fedjax_opt.tasks.writers import femnist as femnist
 from fedjax_opt.tasks.writers import femnist_cnn as femnist_cnn

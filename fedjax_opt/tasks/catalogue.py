@@ -3,7 +3,7 @@
 import inspect
 from typing import Any
 
-from fedjax_opt.core import checks
+from fedjax_opt.core import Federation, checks
 from fedjax_opt.tasks.cifar import cifar10_dirichlet, cifar100_dirichlet, cifar100_pam
 from fedjax_opt.tasks.images import (
     digits,
@@ -14,7 +14,6 @@ from fedjax_opt.tasks.images import (
 )
 from fedjax_opt.tasks.language import plays, sent140, shakespeare
 from fedjax_opt.tasks.sensors import activity
-from fedjax_opt.tasks.task import Task
 from fedjax_opt.tasks.writers import femnist, femnist_cnn
 
 _TASKS = (
@@ -28,7 +27,7 @@ _BY_NAME = {task.__name__: task for task in _TASKS}
 NAMES = tuple(_BY_NAME)
 
 
-def load(name: str, **options: Any) -> Task:
+def load(name: str, **options: Any) -> Federation:
     """Makes a task by its name.
 
     Args:
@@ -36,11 +35,11 @@ def load(name: str, **options: Any) -> Task:
       **options: its arguments.
 
     Returns:
-      A `Task`.
+      A `Federation`.
 
     Example:
       >>> import fedjax_opt as fo
-      >>> fo.tasks.load("digits", num_clients=50).data.num_clients
+      >>> fo.tasks.load("digits", num_clients=50).num_clients
       50
     """
     checks.choice("name", name, NAMES)

@@ -6,34 +6,33 @@ import pathlib
 
 from fedjax_opt import data as fed
 from fedjax_opt import models
-from fedjax_opt.core import checks
+from fedjax_opt.core import Federation, checks
 from fedjax_opt.tasks.parts import (
-    FEDGBO,
     Clients,
     Directory,
     by_client,
     gathered,
-    three,
     without_clients,
 )
-from fedjax_opt.tasks.task import Task
-from fedjax_opt.tasks.tuned import tuned
 
 
-def plays(which: str = "plays", directory: Directory = None) -> Task:
+def plays(which: str = "plays", directory: Directory = None) -> Federation:
     """The next character in Shakespeare's plays, a client for each speaking role, and a GRU.
+
+    The edition is not the paper's; it is cut into sequences that do not overlap, with a target at every
+    character in place of one behind the last.
 
     Args:
       which: 'plays' for all 37 of them, or 'play' for Macbeth alone, which comes with the package.
       directory: where data sets are kept; see `fo.data.load`.
 
     Returns:
-      A `Task`: sequences of 80 characters, each of which predicts the next.
+      A `Federation`: sequences of 80 characters, each of which predicts the next.
 
     Example:
       >>> import fedjax_opt as fo
-      >>> task = fo.tasks.plays("play")
-      >>> task.data.num_clients, task.data.examples["x"].shape[1]
+      >>> federation = fo.tasks.plays("play")
+      >>> federation.num_clients, federation.clients.examples["x"].shape[1]
       (39, 80)
 
     Reference:
@@ -41,26 +40,22 @@ def plays(which: str = "plays", directory: Directory = None) -> Task:
     """
     checks.choice("which", which, ("plays", "play"))
     train, test, names = fed.load(which, directory)
-    return Task(
-        name="plays",
-        paper=f"{FEDGBO} Its task 'Shakespeare'.",
-        differs=(
-            "Another edition, cut into sequences that do not overlap, with a target at every character"
-            " in place of one behind the last."
-        ),
-        data=by_client(train, len(names)),
+    return Federation(
+        models.gru(vocabulary=len(fed.text.CHARACTERS)),
+        by_client(train, len(names)),
+        cohort=7,
+        local_steps=10,
+        batch_size=32,
         test=without_clients(test),
-        model=models.gru(vocabulary=len(fed.text.CHARACTERS)),
-        rounds=1000,
-        settings={"cohort_size": 7, "batch_size": 32, "local_steps": 10},
-        algorithms=three(1.0, 3.0, 1.0),
     )
 
 
 def shakespeare(
     folder: str | os.PathLike[str], local_steps: int = 10, stored: Directory = None
-) -> Task:
+) -> Federation:
     """The character after eighty others in Shakespeare's plays, from LEAF's files, and a GRU.
+
+    LEAF decides which roles there are; the paper has 660.
 
     Args:
       folder: LEAF's data, with the directories `train` and `test`.
@@ -69,33 +64,30 @@ def shakespeare(
         memory-mapped, and `folder` is not read again. None: they are read into memory.
 
     Returns:
-      A `Task`.
+      A `Federation`.
 
     Example:
       >>> import fedjax_opt as fo
-      >>> task = fo.tasks.shakespeare("leaf/data/shakespeare/data")  # doctest: +SKIP
+      >>> federation = fo.tasks.shakespeare("leaf/data/shakespeare/data")  # doctest: +SKIP
 
     Reference:
       Mills et al. Accelerating federated learning with a global biased optimiser. 2023.
     """
     home = pathlib.Path(folder)
 
-    def clients(split: str) -> Clients:
+    def roles(split: str) -> Clients:
         return fed.read_leaf(home / split, "shakespeare")
 
-    data, test = gathered(
-        lambda: clients("train"), lambda names: clients("test"), stored, data="shakespeare"
+    clients, test = gathered(
+        lambda: roles("train"), lambda names: roles("test"), stored, data="shakespeare"
     )
-    return Task(
-        name="shakespeare",
-        paper=FEDGBO,
-        differs="LEAF decides which roles there are; the paper has 660.",
-        data=data,
+    return Federation(
+        models.gru(vocabulary=len(fed.text.CHARACTERS)),
+        clients,
+        cohort=min(7, len(clients)),
+        local_steps=local_steps,
+        batch_size=32,
         test=test,
-        model=models.gru(vocabulary=len(fed.text.CHARACTERS)),
-        rounds=5000,
-        settings={"cohort_size": min(7, len(data)), "batch_size": 32, "local_steps": local_steps},
-        algorithms=tuned("shakespeare", local_steps),
     )
 
 
@@ -105,7 +97,7 @@ def sent140(
     tokens: int = 5000,
     min_examples: int = 10,
     stored: Directory = None,
-) -> Task:
+) -> Federation:
     """The sentiment of short messages from the words in them, by user, and a linear model.
 
     Args:
@@ -117,11 +109,12 @@ def sent140(
         memory-mapped, and `folder` is not read again. None: they are read into memory.
 
     Returns:
-      A `Task`. Messages without a known token are left out, as in the paper.
+      A `Federation`. Messages without a known token are left out, as in the paper; users are counted
+      by their training messages that hold one.
 
     Example:
       >>> import fedjax_opt as fo
-      >>> task = fo.tasks.sent140("leaf/data/sent140/data")  # doctest: +SKIP
+      >>> federation = fo.tasks.sent140("leaf/data/sent140/data")  # doctest: +SKIP
 
     Reference:
       Mills et al. Accelerating federated learning with a global biased optimiser. 2023.
@@ -142,7 +135,7 @@ def sent140(
             if known.any():
                 yield name, {"x": ids[known], "y": examples["y"][known]}
 
-    data, test = gathered(
+    clients, test = gathered(
         lambda: (user for user in users("train") if len(user[1]["y"]) >= min_examples),
         lambda names: (user for user in users("test") if user[0] in names),
         stored,
@@ -150,16 +143,13 @@ def sent140(
         tokens=tokens,
         min_examples=min_examples,
     )
-    return Task(
-        name="sent140",
-        paper=FEDGBO,
-        differs="Users are counted by their training messages that hold a known token.",
-        data=data,
+    return Federation(
+        models.bag_of_words(vocabulary=tokens, num_classes=2),
+        clients,
+        cohort=min(22, len(clients)),
+        local_steps=local_steps,
+        batch_size=8,
         test=test,
-        model=models.bag_of_words(vocabulary=tokens, num_classes=2),
-        rounds=5000,
-        settings={"cohort_size": min(22, len(data)), "batch_size": 8, "local_steps": local_steps},
-        algorithms=tuned("sent140", local_steps),
     )
 
 

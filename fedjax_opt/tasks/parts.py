@@ -1,4 +1,4 @@
-"""What several tasks share: papers, algorithms with step sizes, and data as tasks need it."""
+"""Data as tasks need it."""
 
 import json
 import os
@@ -9,32 +9,10 @@ from typing import Any
 import numpy as np
 
 from fedjax_opt import data as fed
-from fedjax_opt.algorithms import fedavg, fedgbo, scaffold
-from fedjax_opt.core import Algorithm
-from fedjax_opt.optimizers import sgd, sgdm
 
 Directory = str | os.PathLike[str] | None
 Arrays = dict[str, np.ndarray]
 Clients = Iterator[tuple[str, Arrays]]
-
-FEDACG = (
-    "Kim, Kim, Han. Communication-efficient federated learning with accelerated client gradient."
-)
-FEDGBO = "Mills et al. Accelerating federated learning with a global biased optimiser."
-DECAYING = "Mills, Hu, Min. Faster federated learning with decaying number of local SGD steps."
-CE_FEDAVG = (
-    "Mills, Hu, Min. Communication-efficient federated learning for wireless edge intelligence."
-)
-MTFL = "Mills, Hu, Min. Multi-task federated learning for personalised deep neural networks."
-
-
-def three(fedavg_rate: float, fedgbo_rate: float, scaffold_rate: float) -> dict[str, Algorithm]:
-    """FedAvg, FedGBO with SGDm and SCAFFOLD, each with a step size of its own."""
-    return {
-        "fedavg": fedavg(sgd(fedavg_rate)),
-        "fedgbo-sgdm": fedgbo(sgdm(fedgbo_rate, beta=0.9)),
-        "scaffold": scaffold(sgd(scaffold_rate)),
-    }
 
 
 def normalised(images: np.ndarray) -> tuple[Any, Any]:

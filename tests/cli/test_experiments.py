@@ -90,9 +90,9 @@ def test_costs_in_the_records_are_those_of_the_algorithm(command, folder):
     size = 4 * 4810  # bytes of the digits' model
     assert by_label["fedavg"]["bytes_up"][0].tolist() == [size * 2 * 2, size * 2 * 4]
     assert by_label["far"]["bytes_up"][0, -1] == 2 * size * 2 * 4
-    task = fo.tasks.digits(num_clients=6)
-    batch = {name: array[:4] for name, array in task.test.items()}
-    flops = fo.costs.client_flops(fo.fedavg(fo.optimizers.sgd(0.1)), task.model, batch)
+    digits = fo.tasks.digits(num_clients=6)
+    batch = {name: array[:4] for name, array in digits.test.items()}
+    flops = fo.costs.client_flops(fo.fedavg(fo.optimizers.sgd(0.1)), digits.model, batch)
     assert by_label["fedavg"]["flops"][0, -1] == 2 * 4 * flops.client(2.0)
     # Link and device of the paper: 20 and 5 Mbit/s, 2.4 GFLOP/s.
     link = 8e-6 * size * (1 / 20 + 1 / 5)
@@ -106,11 +106,9 @@ def test_a_run_equals_simulate_and_its_model_can_be_read(command, folder):
         f"run {TASK} 'fedavg(learning_rate=0.1)' {SMALL} --seeds 0 --output alone"
     )
     assert status == 0, printed
-    task = fo.tasks.digits(num_clients=6)
-    expected = task.simulate(
-        fo.fedavg(fo.optimizers.sgd(0.1)), rounds=4, cohort_size=2, local_steps=2, batch_size=4,
-        evaluate_every=2, seed=0, progress=False,
-    )  # fmt: skip
+    digits = fo.tasks.digits(num_clients=6).replace(cohort=2, local_steps=2, batch_size=4)
+    algorithm = fo.fedavg(fo.optimizers.sgd(0.1))
+    expected = fo.simulate(algorithm, digits, 4, evaluate_every=2, seed=0, progress=False)
     (found,) = outcomes(read(folder / "alone").records)
     np.testing.assert_allclose(found.accuracy[0], expected.evaluations["accuracy"], rtol=1e-6)
     model = fo.experiments.read_model(folder / "alone", "fedavg", like=expected.variables)
@@ -162,11 +160,11 @@ def test_an_interrupted_run_is_kept_and_continued(command, folder, monkeypatch):
     text = f"compare {TASK} fedavg 'far: fedavg(learning_rate=0.05)' {SMALL} --output broken"
     original, played = playing.run_trials, []
 
-    def interrupted(model, data, trials, **rest):
+    def interrupted(federation, trials, **rest):
         played.append([trial.label for trial in trials])
         if len(played) == 2:
             raise KeyboardInterrupt
-        return original(model, data, trials, **rest)
+        return original(federation, trials, **rest)
 
     monkeypatch.setattr(playing, "run_trials", interrupted)
     with pytest.raises(SystemExit) as ending, monkeypatch.context() as patch:

@@ -12,13 +12,13 @@ TASK = fo.tasks.digits(num_clients=6)
 def told(**options):
     given = {"task": ["digits"], "algorithms": ["fedavg"], "cohort_size": ["2"]}
     experiment = ex.from_options(given | {name: [text] for name, text in options.items()})
-    return facts(experiment, TASK, ex.set_up(experiment, TASK))
+    return facts(experiment, ex.set_up(experiment, TASK))
 
 
 def test_what_the_task_settles_is_told():
     found = told()
-    assert found["clients"] == 6 and found["cohort"] == 2 and found["rounds"] == TASK.rounds
-    assert found["local steps"] == TASK.settings["local_steps"] and "local epochs" not in found
+    assert found["clients"] == 6 and found["cohort"] == 2 and found["rounds"] == 300
+    assert found["local steps"] == 20 and "local epochs" not in found
 
 
 def test_what_was_given_takes_its_place():

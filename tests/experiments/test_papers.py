@@ -98,10 +98,10 @@ def test_what_has_no_size_says_what_to_do():
 
 def test_a_part_may_have_its_own_cohorts():
     (_, cyclic) = papers.find("ghbm-table9").parts(quick=True)
-    task = prepared(cyclic, fo.tasks.digits())
-    assert task.settings["sampler"] is cyclic.sampler and "cohort_size" not in task.settings
+    digits = fo.tasks.digits()
+    assert prepared(cyclic, digits).cohort is cyclic.sampler
     uniform = papers.find("ghbm-table8").parts(quick=True)[0]
-    assert prepared(uniform, task) is task
+    assert prepared(uniform, digits) is digits
 
 
 def test_columns_leave_out_what_is_empty():

@@ -24,7 +24,9 @@ from fedjax_opt.experiments.recipes import (
     WRAPPERS,
     build,
     build_controller,
+    controls_rate,
     load_task,
+    suggested_for,
 )
 from fedjax_opt.experiments.specs import Spec, parse, parse_sum
 from fedjax_opt.wrappers import aggregators
@@ -108,9 +110,8 @@ def test_every_controller_has_a_recipe():
 
 
 def test_what_tasks_suggest_is_known_by_the_same_names():
-    for task in ("cifar100_pam", "femnist_cnn", "sent140", "shakespeare"):
-        assert set(tasks.tuned(task)) <= set(ALGORITHMS)
-    assert set(tasks.digits().algorithms) <= set(ALGORITHMS)
+    for task in tasks.NAMES:
+        assert set(tasks.suggested(task).algorithms) <= set(ALGORITHMS)
 
 
 @pytest.mark.parametrize("kind, name", PARAMETERS)
@@ -224,23 +225,21 @@ def test_a_spec_is_what_it_says(text):
 def test_wrappers_keep_the_order_of_the_text():
     text = "fedavg(learning_rate=0.1) + private(where=[state/**, '**/b']) + compressed(upload=sign)"
     algorithm, *around = parse_sum(text)
-    state = fo.init_state(build(algorithm, around), {"a": jnp.ones(3), "b": jnp.ones(2)}, 4)
+    state = fo.first_state(build(algorithm, around), {"a": jnp.ones(3), "b": jnp.ones(2)}, 4)
     assert jax.tree.leaves(state.clients.patch)[0].shape == (4, 2)
 
 
 def test_a_sweep_is_one_program():
     """Numbers of the algorithm, of a wrapper and of a wrapper's part, as axes of one vmap."""
     member = parse_sum("fedavg + proximal(mu=0) + compressed(upload=top_k(sparsity=0))")
-    model, data, _ = fo.data.quadratics(num_clients=2, dimension=2)
+    model, clients, _ = fo.data.quadratics(num_clients=2, dimension=2)
+    federation = fo.Federation(model, clients, cohort=2, local_steps=1, batch_size=1)
     names = ("learning_rate", "proximal.mu", "compressed.upload.sparsity")
 
     def shapes(values):
         algorithm = build(*replaced(member[0], member[1:], dict(zip(names, values, strict=True))))
-        state = fo.init_state(algorithm, {"x": jnp.zeros(2)}, num_clients=2)
-        run = fo.run_rounds(
-            algorithm, model, data, state, 1, cohort_size=2, batch_size=1, local_steps=1
-        )
-        return run.history.loss
+        state = fo.init_state(algorithm, federation)
+        return fo.run_rounds(algorithm, federation, state, 1).history.loss
 
     assert jax.eval_shape(jax.vmap(shapes), jnp.full((5, 3), 0.1)).shape == (5, 1)
 
@@ -264,30 +263,38 @@ def test_suggestions_are_taken_where_there_are_no_arguments():
 @pytest.mark.parametrize("name", controllers.paper_schedules(20, 0.5))
 def test_controllers_are_the_papers(name):
     schedule = controllers.paper_schedules(20, 0.5, window=100, patience=10)[name]
-    ((setting, controller),) = build_controller(Spec(name), 20, 0.5).items()
-    expected = getattr(schedule, setting)
+    of_rate = controls_rate(Spec(name))
+    controller = build_controller(Spec(name), 0.5 if of_rate else 20)
+    expected = schedule.learning_rate if of_rate else schedule.local_steps
     assert jax.tree.structure(controller) == jax.tree.structure(expected)
     assert jax.tree.leaves(controller) == jax.tree.leaves(expected)
 
 
 def test_controllers_take_what_they_start_from():
-    assert list(build_controller(parse("K-step(patience=3, metric=accuracy)"), 20)) == [
-        "local_steps"
-    ]
-    with pytest.raises(ValueError, match="eta-rounds needs a learning rate"):
-        build_controller(Spec("eta-rounds"), 20)
+    found = build_controller(parse("K-step(patience=3, metric=accuracy)"), 20, evaluate_every=7)
+    expected = controllers.steps_on_plateau(20, patience=3, metric="accuracy", every=7)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    assert jax.tree.leaves(found) == jax.tree.leaves(expected)
     with pytest.raises(ValueError, match=r"'k-round' is not known\. Did you mean 'K-rounds'"):
         build_controller(Spec("k-round"), 20)
 
 
 def test_tasks():
-    assert load_task(parse("digits(num_clients=20, alpha=1)")).data.num_clients == 20
+    assert load_task(parse("digits(num_clients=20, alpha=1)")).num_clients == 20
     with pytest.raises(ValueError, match=r"task 'digit' is not known\. Did you mean 'digits'"):
         load_task(Spec("digit"))
     with pytest.raises(ValueError, match=r"'clients' is not known\. Did you mean 'num_clients'"):
         load_task(parse("digits(clients=20)"))
     with pytest.raises(ValueError, match="shakespeare needs folder"):
         load_task(Spec("shakespeare"))
+
+
+def test_what_is_suggested_for_a_task_follows_its_arguments():
+    assert suggested_for(parse("digits(num_clients=20)")).rounds == 300
+    for steps in (10, 50):
+        found = suggested_for(Spec("cifar100_pam", {"local_steps": steps})).algorithms
+        expected = tasks.suggested("cifar100_pam", steps).algorithms
+        assert list(map(str, jax.tree.leaves(found))) == list(map(str, jax.tree.leaves(expected)))
 
 
 # --- what is wrong is refused -------------------------------------------------------------------------

@@ -23,7 +23,9 @@ from tests.core import problems
 
 SIZES = (5, 8, 3, 12, 7, 4)
 DATA = problems.ragged(SIZES)
-SETTINGS = {"cohort_size": 3, "batch_size": 4, "local_steps": 2}
+FEDERATION = fo.Federation(
+    problems.MODEL, DATA, cohort=3, local_steps=2, batch_size=4, test=DATA.examples
+)
 ROUNDS, EVERY = 7, 3
 
 
@@ -36,19 +38,17 @@ def trials_of(rates=(0.01, 0.1, 0.2), seeds=(0, 1, 5), build=scaffold):
     return [Trial("scaffold", build, point, seed) for point in points for seed in seeds]
 
 
-def sweep(trials, model=problems.MODEL, **changes):
-    options = {
-        "rounds": ROUNDS, "settings": SETTINGS, "test": DATA.examples, "evaluate_every": EVERY
-    }  # fmt: skip
-    return run_trials(model, DATA, trials, **options | changes)
+def sweep(trials, **changes):
+    federation, options = problems.changed(FEDERATION, changes)
+    options = {"rounds": ROUNDS, "evaluate_every": EVERY} | options
+    return run_trials(federation, trials, **options)
 
 
 def alone(trial, **changes):
-    options = SETTINGS | {"strategy": "scan", "on_nonfinite": "stop", "progress": False} | changes
-    algorithm = options.pop("algorithm", None) or trial.build(trial.hyperparameters)
+    federation, options = problems.changed(FEDERATION, changes)
     return fo.simulate(
-        algorithm, problems.MODEL, DATA, ROUNDS, test=DATA.examples, evaluate_every=EVERY,
-        seed=trial.seed, **options,
+        trial.build(trial.hyperparameters), federation, ROUNDS, evaluate_every=EVERY,
+        seed=trial.seed, strategy="scan", on_nonfinite="stop", progress=False, **options,
     )  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def mesh(count):
 )
 def test_all_strategies_agree(mixed, strategy, clients):
     trials, expected = mixed
-    found = sweep(trials, strategy=strategy, settings=SETTINGS | {"strategy": clients})
+    found = sweep(trials, strategy=strategy, client_strategy=clients)
     np.testing.assert_array_equal(found.history["cohort"], expected.history["cohort"])
     for one, other in (
         (found.history, expected.history),
@@ -176,22 +176,22 @@ def test_64_trials_are_one_program(compilations):
     def watch(progress):
         seen.append(len(traces))
 
-    found = sweep(trials_of(np.geomspace(1e-3, 0.1, 16).tolist(), range(4)), model, on_chunk=watch)
+    trials = trials_of(np.geomspace(1e-3, 0.1, 16).tolist(), range(4))
+    found = sweep(trials, model=model, on_chunk=watch)
     assert found.history["loss"].shape == (64, ROUNDS) and np.isfinite(found.history["loss"]).all()
     assert len(seen) == 64 // 4 * 3, "16 waves on 4 devices, 3 chunks each"
     assert len(set(seen)) == 1, "nothing is traced after the first chunk"
     assert sum("play" in name for name in compilations) == 1
     assert sum("begin" in name for name in compilations) == 1
     # Nor with other numbers, and other numbers of them.
-    sweep(trials_of((0.3, 0.4, 0.5), range(7, 10)), model, rounds=8)
+    sweep(trials_of((0.3, 0.4, 0.5), range(7, 10)), model=model, rounds=8)
     assert len(traces) == seen[0] and sum("play" in name for name in compilations) == 1
 
 
 def test_one_trial_spreads_its_clients_and_compiles_once(compilations):
     trials = trials_of([0.1], [3])
-    settings = SETTINGS | {"cohort_size": 5}
-    found = sweep(trials, settings=settings)
-    assert_is_alone(found, 0, alone(trials[0], cohort_size=5))
+    found = sweep(trials, cohort=5)
+    assert_is_alone(found, 0, alone(trials[0], cohort=5))
     assert sum("jit(play)" in name for name in compilations) == 1
 
 
@@ -281,8 +281,7 @@ def test_models_need_not_be_kept():
 def test_local_steps_may_be_swept():
     points = expand({"local_steps": [1, 4], "learning_rate": [0.01, 0.1]})
     trials = [Trial("scaffold", scaffold, point, 2) for point in points]
-    settings = {name: value for name, value in SETTINGS.items() if name != "local_steps"}
-    found = sweep(trials, settings=settings | {"local_epochs": 9})
+    found = sweep(trials, local_steps=fo.epochs(9))
     for i, trial in enumerate(trials):
         assert_is_alone(found, i, alone(trial, local_steps=trial.hyperparameters["local_steps"]))
 
@@ -310,17 +309,18 @@ def test_a_controller_and_diagnostics():
 
     def build(hyperparameters):
         beta = hyperparameters["beta"]
-        return lambda eta: fo.fedgbo(fo.optimizers.sgdm(eta, beta))
+        return fo.scheduled(lambda eta: fo.fedgbo(fo.optimizers.sgdm(eta, beta)), rate)
+
+    def rate(t):
+        return 0.1 / (t.astype(float) + 1)
 
     trials = [Trial("fedgbo", build, {"beta": beta}, 4) for beta in (0.5, 0.9)]
     options = {
-        "learning_rate": lambda t: 0.1 / (t.astype(float) + 1),
         "local_steps": fo.controllers.steps_by_error(4),
         "diagnostics": ("client_distance", "client_update_norm", "momentum_deviation"),
-        "sampler": fo.cohorts.unreliable(fo.cohorts.uniform(3), dropout=0.3),
-        "cohort_size": None,
+        "cohort": fo.cohorts.unreliable(fo.cohorts.uniform(3), dropout=0.3),
     }
-    found = sweep(trials, settings=SETTINGS | options)
+    found = sweep(trials, **options)
     assert_is_alone(found, 1, alone(trials[1], **options))
     assert "client_distance" in found.records[0] and "learning_rate" in found.records[0]
     # Of a diagnostic of each client a record has the mean.
@@ -346,8 +346,6 @@ def test_users_are_tested_with_models_of_their_own():
     means = np.nanmean(expected["client_loss"], axis=1)
     np.testing.assert_allclose(found.evaluations["loss"][1], means, 1e-10)
     assert found.records[0]["loss"] != found.records[0]["global_loss"]
-    with pytest.raises(ValueError, match="client_test must be a ClientData of the same 6 clients"):
-        sweep(trials, client_test=own[:3])
 
 
 def test_without_a_test_set_there_are_records_still():
@@ -456,10 +454,9 @@ class TestPlans:
 
 def test_memory_mapped_data_is_refused(tmp_path):
     stored = fo.data.store(DATA, tmp_path / "clients")
-    with pytest.raises(ValueError, match=r"memory-mapped. Copy them, with .*fo.simulate"):
-        run_trials(problems.MODEL, stored, trials_of(), rounds=1, settings=SETTINGS)
-    copied = jax.tree.map(np.array, stored)
-    assert run_trials(problems.MODEL, copied, trials_of(), rounds=1, settings=SETTINGS).rounds.all()
+    with pytest.raises(ValueError, match=r"in files. Select all clients, .*fo.simulate"):
+        sweep(trials_of(), clients=stored, rounds=1)
+    assert sweep(trials_of(), clients=stored[:], rounds=1).rounds.all()
 
 
 def other_build(hyperparameters):
@@ -482,6 +479,10 @@ def other_build(hyperparameters):
             [Trial("x", scaffold, {"learning_rate": 0.1, "local_steps": 0}, 0)],
             "local_steps must be a whole number of at least 1, got 0",
         ),
+        (
+            [Trial("x", scaffold, {"learning_rate": 0.1, "local_steps": 1, "local_epochs": 1}, 0)],
+            "Give either local_steps or local_epochs",
+        ),
     ],
 )
 def test_wrong_trials_are_refused(trials, message):
@@ -495,18 +496,19 @@ def test_wrong_trials_are_refused(trials, message):
         ({"rounds": 0}, "rounds must be .*at least 1, got 0"),
         ({"evaluate_every": 0}, "evaluate_every must be .*at least 1, got 0"),
         ({"on_nonfinite": "stop"}, "on_nonfinite must be one of 'keep', 'raise', got 'stop'"),
-        ({"settings": {"cohort": 3}}, r"arguments of run_rounds \(cohort_size.*\), got 'cohort'"),
-        ({"settings": SETTINGS | {"local_epochs": 1}}, "Give either local_steps or local_epochs"),
-        ({"settings": SETTINGS | {"cohort_size": 9}}, "population of 6 clients, got 9"),
-        ({"settings": SETTINGS | {"batch_size": 0}}, "batch_size must be .*at least 1, got 0"),
-        ({"settings": SETTINGS | {"diagnostics": ["x"]}}, "diagnostics.*'x'"),
+        ({"cohort": None}, r"federation.cohort must be given for run_trials"),
+        ({"diagnostics": ["x"]}, "diagnostics.*'x'"),
         ({"strategy": "fast"}, "strategy must be one of"),
-        ({"test": {"x": np.zeros((0, 3)), "y": np.zeros(0)}}, "at least one example to evaluate"),
     ],
 )
 def test_wrong_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         sweep(trials_of(), **options)
+
+
+def test_a_model_and_its_data_are_no_federation():
+    with pytest.raises(ValueError, match="federation must be a Federation, got Model"):
+        run_trials(problems.MODEL, trials_of(), rounds=1)
 
 
 def test_expand_is_the_product():

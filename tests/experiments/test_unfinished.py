@@ -28,12 +28,15 @@ def scaffold(hyperparameters):
 TRIALS = [Trial("scaffold", scaffold, {"learning_rate": r}, seed) for r in RATES for seed in (0, 1)]
 
 
+FEDERATION = fo.Federation(
+    problems.MODEL, DATA, cohort=3, local_steps=2, batch_size=4, test=DATA.examples
+)
+
+
 def sweep(trials=TRIALS, **changes):
-    options = {
-        "rounds": ROUNDS, "settings": {"cohort_size": 3, "batch_size": 4, "local_steps": 2},
-        "test": DATA.examples, "evaluate_every": EVERY, "strategy": fo.Strategy("chunked", 4),
-    }  # fmt: skip
-    return run_trials(problems.MODEL, DATA, trials, **options | changes)
+    federation, changes = problems.changed(FEDERATION, changes)
+    chosen = {"rounds": ROUNDS, "evaluate_every": EVERY, "strategy": fo.Strategy("chunked", 4)}
+    return run_trials(federation, trials, **chosen | changes)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
-from fedjax_opt import models
 from fedjax_opt.data import DataSet
 
 GENERATOR = np.random.default_rng(0)
@@ -91,66 +90,44 @@ def task(request, monkeypatch, leaf):
 
 
 @pytest.mark.parametrize("task", fo.tasks.NAMES, indirect=True)
-def test_every_task_is_ready_to_train(task):
-    assert task.paper and task.differs and task.rounds > 0
-    assert task.settings["cohort_size"] <= task.data.num_clients
-    assert {"fedavg"} <= task.algorithms.keys()
+def test_every_task_is_ready_to_train(task, request):
+    assert task.cohort.size <= task.num_clients and task.local_steps is not None
+    model, clients = task.model, task.clients
     # The model takes a minibatch of the data, in training and in evaluation.
-    batch = jax.tree.map(lambda x: jnp.asarray(x[:4]), task.data.examples)
+    batch = jax.tree.map(lambda x: jnp.asarray(x[:4]), clients.examples)
     key = jax.random.key(0)
-    variables = jax.eval_shape(task.model.init, key, batch)
-    loss, aux = jax.eval_shape(task.model.loss, variables, batch, key)
+    variables = jax.eval_shape(model.init, key, batch)
+    loss, aux = jax.eval_shape(model.loss, variables, batch, key)
     assert loss.shape == () and aux.losses.shape == (4,)
     tested = jax.tree.map(lambda x: jnp.asarray(x[:2]), task.test)
     assert jax.tree.structure(tested) == jax.tree.structure(batch)
-    loss, aux = jax.eval_shape(lambda v, b: task.model.loss(v, b, None), variables, tested)
-    assert aux.metrics["accuracy"].shape[0] == 2
-    for algorithm in task.algorithms.values():
+    loss, aux = jax.eval_shape(lambda v, b: model.loss(v, b, None), variables, tested)
+    suggested = fo.tasks.suggested(request.node.callspec.params["task"])
+    assert aux.metrics[suggested.metric].shape[0] == 2
+    assert suggested.rounds > 0 and "fedavg" in suggested.algorithms
+    for algorithm in suggested.algorithms.values():
         jax.eval_shape(algorithm.init, variables)
-    if task.client_test is not None:
-        assert task.client_test.num_clients == task.data.num_clients
 
 
-def test_users_are_tested_on_digits_like_those_they_have(monkeypatch):
-    task, seen = fo.tasks.digits_users(), {}
+def test_users_are_tested_on_digits_like_those_they_have():
+    task = fo.tasks.digits_users()
     assert task.client_test is not None and len(task.test["y"]) == 360
-    assert len(task.test["y"]) + int(np.sum(task.data.sizes)) == 1797
+    assert len(task.test["y"]) + int(np.sum(task.clients.sizes)) == 1797
     for client in range(20):
-        own, tested = (np.unique(part[client]["y"]) for part in (task.data, task.client_test))
+        own, tested = (np.unique(part[client]["y"]) for part in (task.clients, task.client_test))
         assert set(tested) <= set(own) and len(own) <= 4
-    monkeypatch.setattr(
-        "fedjax_opt.tasks.task.simulate",
-        functools.wraps(fo.simulate)(lambda *_, **arguments: seen.update(arguments)),
-    )
-    task.simulate()
-    assert seen["client_test"] is task.client_test
-
-
-def test_settings_are_the_task_s_unless_others_are_given(monkeypatch):
-    """What `fo.simulate` is called with; that it trains is shown by the example of `Task`."""
-    task, seen = fo.tasks.digits(), {}
-
-    @functools.wraps(fo.simulate)
-    def listen(algorithm, model, data, **arguments):
-        seen.update(arguments, algorithm=algorithm, model=model, data=data)
-
-    monkeypatch.setattr("fedjax_opt.tasks.task.simulate", listen)
-    task.simulate("scaffold")
-    expected = {"rounds": 300, "test": task.test, "algorithm": task.algorithms["scaffold"],
-                "model": task.model, "data": task.data}  # fmt: skip
-    assert seen == {**expected, "cohort_size": 5, "batch_size": 8, "local_steps": 20}
-    seen.clear()
-    sampler, own = fo.cohorts.cyclic(3), fo.fedavg(fo.optimizers.sgd(0.1))
-    task.simulate(own, rounds=2, local_epochs=1, sampler=sampler, seed=4)
-    expected |= {"rounds": 2, "algorithm": own, "seed": 4}
-    assert seen == {**expected, "batch_size": 8, "local_epochs": 1, "sampler": sampler}
-    few = task.data[:10]
-    task.simulate(data=few, model=models.mlp([], num_classes=10))
-    assert seen["data"] is few and seen["model"] is not task.model
 
 
 def test_few_clients_are_a_cohort():
-    assert fo.tasks.digits(num_clients=3).settings["cohort_size"] == 3
+    assert fo.tasks.digits(num_clients=3).cohort.size == 3
+
+
+def test_cifar_s_suggestions_are_regularised():
+    """Weight decay 0.001 and clipping at 10 are around each, and are numbers of it."""
+    found = fo.tasks.suggested("cifar10_dirichlet")
+    assert sorted(found.algorithms) == ["fedacg", "fedavg", "scaffold"]
+    for name in found.algorithms:
+        assert {0.001, 10.0} <= set(map(float, jax.tree.leaves(found.algorithm(name))))
 
 
 @pytest.mark.parametrize(
@@ -169,8 +146,8 @@ def test_clients_are_kept_in_a_directory(leaf, tmp_path, name, data, options):
     here = make(folder=leaf / data)
     make(folder=leaf / data, stored=tmp_path / "kept")
     there = make(folder=tmp_path, stored=tmp_path / "kept")
-    assert isinstance(there.data.examples["x"], np.memmap) and there.settings == here.settings
-    kept = [(task.data.examples, task.data.sizes, task.test) for task in (here, there)]
+    assert isinstance(there.clients, fo.StoredClients) and repr(there) == repr(here)
+    kept = [(task.clients[:].examples, task.clients.sizes, task.test) for task in (here, there)]
     assert jax.tree.all(jax.tree.map(np.array_equal, *kept))
     if options:
         with pytest.raises(ValueError, match=rf"stored must be .*{data}.*; .*kept is by .*{data}"):
@@ -182,15 +159,16 @@ def test_keeping_may_fail_and_be_repeated(leaf, tmp_path):
     with pytest.raises(FileNotFoundError):
         fo.tasks.femnist(tmp_path / "nothing", stored=tmp_path / "kept")
     task = fo.tasks.femnist(leaf / "femnist", num_clients=1, stored=tmp_path / "kept")
-    assert task.data.num_clients == 1
+    assert task.num_clients == 1
 
 
 def test_what_a_task_does_not_take_is_refused():
-    task = fo.tasks.digits()
-    with pytest.raises(ValueError, match=r"one of fedavg, .* got 'fedavgg'"):
-        task.simulate("fedavgg")
-    with pytest.raises(ValueError, match="no argument 'round'"):
-        task.simulate("fedavg", round=3)
+    with pytest.raises(ValueError, match=r"name must be one of fedavg, .* got 'fedavgg'"):
+        fo.tasks.suggested("digits").algorithm("fedavgg")
+    with pytest.raises(ValueError, match=r"name must be one of .*digits.*, got 'digit'"):
+        fo.tasks.suggested("digit")
+    with pytest.raises(ValueError, match="local_steps must be left out for digits, got 50"):
+        fo.tasks.suggested("digits", 50)
     with pytest.raises(ValueError, match="name must be one of"):
         fo.tasks.load("cifar")
     with pytest.raises(ValueError, match=r"digits takes num_clients, .* got 'clients'"):
@@ -198,16 +176,14 @@ def test_what_a_task_does_not_take_is_refused():
     with pytest.raises(ValueError, match="sent140 needs folder"):
         fo.tasks.load("sent140")
     with pytest.raises(ValueError, match=r"10 or 50.*got 20"):
-        fo.tasks.tuned("sent140", 20)
-    with pytest.raises(ValueError, match="task must be one of"):
-        fo.tasks.tuned("mnist")
+        fo.tasks.suggested("sent140", 20)
 
 
 def test_every_number_of_the_table_reaches_its_algorithm():
     file = resources.files("fedjax_opt.tasks").joinpath("fedgbo_hyperparameters.csv")
     rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
     built = {
-        (task, steps): fo.tasks.tuned(task, steps)
+        (task, steps): fo.tasks.suggested(task, steps).algorithms
         for task in {row["task"] for row in rows}
         for steps in (10, 50)
     }
@@ -224,11 +200,10 @@ def test_every_number_of_the_table_reaches_its_algorithm():
 
 def test_the_step_size_is_the_paper_s():
     """FedAvg on Sent140 with K = 10 has a learning rate of 10."""
-    algorithm = fo.tasks.tuned("sent140")["fedavg"]
-    model, data, _ = fo.data.quadratics(num_clients=1, dimension=2)
-    state = fo.init_state(algorithm, {"x": jnp.ones(2)}, 1)
-    run = fo.run_rounds(
-        algorithm, model, data, state, 1, cohort_size=1, batch_size=1, local_steps=1
-    )
-    gradient = data.examples["A"][0] @ (np.ones(2) - data.examples["b"][0])
+    algorithm = fo.tasks.suggested("sent140").algorithm("fedavg")
+    model, clients, _ = fo.data.quadratics(num_clients=1, dimension=2)
+    one = {"x": jnp.ones(2)}
+    federation = fo.Federation(model, clients, cohort=1, local_steps=1, batch_size=1, initial=one)
+    run = fo.run_rounds(algorithm, federation, fo.init_state(algorithm, federation), 1)
+    gradient = clients.examples["A"][0] @ (np.ones(2) - clients.examples["b"][0])
     np.testing.assert_allclose(run.state.variables.params["x"], 1 - 10 * gradient, rtol=1e-12)

@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from fedjax_opt.core.sampler import Sampler
+from fedjax_opt.core import Federation, Sampler
 from fedjax_opt.experiments.config import Experiment, check, parse_member
 from fedjax_opt.experiments.experiment import DRIFT
 from fedjax_opt.experiments.specs import Spec, parse
-from fedjax_opt.tasks import Task
 
 #: What the papers' numbers are called in tables.
 MEASURES = {
@@ -134,9 +133,6 @@ def columns(text: str, *names: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def prepared(part: Part, task: Task) -> Task:
-    """The task with the cohorts of a part."""
-    if part.sampler is None:
-        return task
-    settings = {name: value for name, value in task.settings.items() if name != "cohort_size"}
-    return task._replace(settings={**settings, "sampler": part.sampler})
+def prepared(part: Part, federation: Federation) -> Federation:
+    """The federation with the cohorts of a part."""
+    return federation if part.sampler is None else federation.replace(cohort=part.sampler)
