@@ -62,13 +62,16 @@ def worker(kind: str, ids: bool, first: int) -> dict:
         losses = found.history["loss"][:, -1].tolist()
     else:
         chosen = points if kind == "process" else points[first : first + 1]
-        data = fo.place(data)
+        texts = fo.Federation(
+            model, fo.place(data), cohort=task.clients, local_steps=task.local_steps,
+            batch_size=task.batch,
+        )  # fmt: skip
         losses = []
         for point, seed in chosen:
+            algorithm = build(point)
             result = fo.simulate(
-                build(point), model, data, ROUNDS, seed=seed, evaluate_every=ROUNDS,
-                progress=False, **settings,
-            )  # fmt: skip
+                algorithm, texts, ROUNDS, seed=seed, evaluate_every=ROUNDS, progress=False
+            )
             losses.append(float(result.history["loss"][-1]))
     return {"losses": losses, "seconds_without_imports": time.perf_counter() - start}
 
