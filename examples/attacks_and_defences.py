@@ -30,39 +30,31 @@ def main():
     )
     who = np.flatnonzero(liars)
     model = fo.models.mlp([32], num_classes=10)
+    base = fo.Federation(
+        model, data, cohort=CLIENTS, local_steps=5, batch_size=16, weighting="uniform"
+    )
+    mislabelled = base.replace(clients=poisoned)
     fedavg = fo.fedavg(fo.optimizers.sgd(0.1))
     scenarios = {
-        "nobody attacks": (fedavg, data),
-        "labels are flipped": (fedavg, poisoned),
-        "signs are flipped": (fo.attacks.sign_flip(fedavg, who, scale=4.0), data),
-        "uploads are scaled": (fo.attacks.scaling(fedavg, who, factor=-100.0), data),
-        "uploads are NaN": (fo.attacks.nan_upload(fedavg, who), data),
+        "nobody attacks": (fedavg, base),
+        "labels are flipped": (fedavg, mislabelled),
+        "signs are flipped": (fo.attacks.sign_flip(fedavg, who, scale=4.0), base),
+        "uploads are scaled": (fo.attacks.scaling(fedavg, who, factor=-100.0), base),
+        "uploads are NaN": (fo.attacks.nan_upload(fedavg, who), base),
     }
     guard, median = fo.Guard(max_norm=3.0, min_clients=10), fo.aggregators.coordinate_median()
 
-    def accuracy(algorithm, clients, guard=None):
+    def accuracy(algorithm, federation):
         result = fo.simulate(
-            algorithm,
-            fo.Federation(
-                model,
-                clients,
-                cohort=CLIENTS,
-                local_steps=5,
-                batch_size=16,
-                weighting="uniform",
-                guard=guard,
-            ),
-            ROUNDS,
-            on_nonfinite="stop",
-            evaluate_every=ROUNDS,
+            algorithm, federation, ROUNDS, on_nonfinite="stop", evaluate_every=ROUNDS
         )
         return float(fo.evaluate(model, result.variables, test)["accuracy"])
 
     print(f"{data.summary()}; {ATTACKERS} attack; accuracy after {ROUNDS} rounds\n")
     print("                     attacked  defended")
-    for name, (algorithm, clients) in scenarios.items():
-        attacked = accuracy(algorithm, clients)
-        defended = accuracy(fo.aggregated(algorithm, median), clients, guard)
+    for name, (algorithm, federation) in scenarios.items():
+        attacked = accuracy(algorithm, federation)
+        defended = accuracy(fo.aggregated(algorithm, median), federation.replace(guard=guard))
         print(f"{name:20} {attacked:8.1%}  {defended:8.1%}")
 
 

@@ -46,6 +46,7 @@ def clients_with_own_cameras(seed=0):
 def main():
     train, test = clients_with_own_cameras()
     model = fo.models.from_linen(Network(), train_argument="train")
+    users = fo.Federation(model, train, cohort=10, local_steps=5, batch_size=16)
     fedavg = fo.fedavg(fo.optimizers.sgd(0.1))
     scale_and_bias = "params/BatchNorm_*/{scale,bias}"
     algorithms = {
@@ -58,9 +59,7 @@ def main():
     print(f"accuracy of each client on its own test set, after {ROUNDS} rounds of 10 clients\n")
     print("stays at home    mean   worst client   best client   bytes up")
     for name, algorithm in algorithms.items():
-        result = fo.simulate(
-            algorithm, fo.Federation(model, train, cohort=10, local_steps=5, batch_size=16), ROUNDS
-        )
+        result = fo.simulate(algorithm, users, ROUNDS)
         own_models = fo.personal_variables(algorithm, result.state)
         accuracy = np.asarray(fo.evaluate_clients(model, own_models, test)["accuracy"])
         sent = fo.costs.of(algorithm, result.variables).bytes_up

@@ -26,24 +26,16 @@ import matplotlib.pyplot as plt
 ROUNDS, SEEDS, SKIP = 50, 2, 12
 
 
-def measured(make, values, name, data, model):
+def measured(make, values, name, digits):
     """The diagnostic of every round, its mean over seeds: one curve for each value."""
 
-    def run(value, seed):
-        key = jax.random.key(seed)
+    def one_run(value, seed):
         algorithm = make(value)
-        state = fo.first_state(algorithm, model.init(key, data[0]), data.num_clients, key)
-        rounds = fo.run_rounds(
-            algorithm,
-            fo.Federation(model, data, cohort=10, local_steps=10, batch_size=8),
-            state,
-            ROUNDS,
-            strategy="vmap",
-            diagnostics=[name],
-        )
-        return rounds.history.diagnostics[name]
+        state = fo.init_state(algorithm, digits, seed)
+        run = fo.run_rounds(algorithm, digits, state, ROUNDS, strategy="vmap", diagnostics=[name])
+        return run.history.diagnostics[name]
 
-    over_seeds = jax.vmap(run, (None, 0))
+    over_seeds = jax.vmap(one_run, (None, 0))
     return {value: np.mean(over_seeds(value, np.arange(SEEDS)), axis=0) for value in values}
 
 
@@ -55,13 +47,14 @@ def main():
     owners = fo.data.dirichlet(train["y"], num_clients=100, alpha=0.1)
     data = fo.ClientData.from_arrays(train, owners)
     model = fo.models.mlp([32], num_classes=10)
+    digits = fo.Federation(model, data, cohort=10, local_steps=10, batch_size=8)
     drift = measured(
         lambda beta: fo.fedgbo(fo.optimizers.sgdm(0.1, beta)),
-        (0.0, 0.6, 0.9), "client_distance", data, model,
+        (0.0, 0.6, 0.9), "client_distance", digits,
     )  # fmt: skip
     deviation = measured(
         lambda tau: fo.ghbm(fo.optimizers.sgd(0.02), tau, beta=0.5),
-        (1, 3, 10), "momentum_deviation", data, model,
+        (1, 3, 10), "momentum_deviation", digits,
     )  # fmt: skip
     print("mean over the last half of the rounds")
     for beta, curve in drift.items():

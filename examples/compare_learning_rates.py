@@ -21,18 +21,14 @@ SEEDS = [0, 1, 2, 3, 4]
 train, test = fo.data.load_digits()
 clients = fo.ClientData.from_arrays(train, fo.data.dirichlet(train["y"], 30, alpha=0.3))
 model = fo.models.mlp([], num_classes=10)
-sample = {name: jnp.asarray(values[:1]) for name, values in train.items()}
+digits = fo.Federation(model, clients, cohort=5, local_steps=10, batch_size=8)
 
 
 def test_accuracy(learning_rate, seed):
     """The test accuracy of one run; whatever is random in it follows from the seed."""
-    init_key, run_key = jax.random.split(jax.random.key(seed))
     algorithm = fo.fedavg(fo.optimizers.sgd(learning_rate))
-    variables = model.init(init_key, sample)
-    state = fo.first_state(algorithm, variables, clients.num_clients, run_key)
-    run = fo.run_rounds(
-        algorithm, fo.Federation(model, clients, cohort=5, local_steps=10, batch_size=8), state, 40
-    )
+    state = fo.init_state(algorithm, digits, seed)
+    run = fo.run_rounds(algorithm, digits, state, 40)
     return fo.evaluate(model, run.state.variables, test)["accuracy"]
 
 

@@ -20,6 +20,7 @@ def main():
     owners = fo.data.dirichlet(train["y"], CLIENTS, alpha=0.1)
     clients = fo.ClientData.from_arrays(train, owners, CLIENTS)
     model = fo.models.mlp([32], num_classes=10)
+    digits = fo.Federation(model, clients, cohort=COHORT, batch_size=BATCH, test=test)
     algorithm = fo.fedavg(fo.optimizers.sgd(0.05))
 
     phones = fo.costs.draw_devices(
@@ -42,15 +43,8 @@ def main():
     }
     print(f"                K   accuracy   until {TARGET:.0%}: rounds  seconds  MB up  GFLOPs")
     for name, local_steps in schedules.items():
-        result = fo.simulate(
-            algorithm,
-            fo.Federation(
-                model, clients, cohort=COHORT, local_steps=local_steps, batch_size=BATCH, test=test
-            ),
-            ROUNDS,
-            evaluate_every=5,
-            description=name,
-        )
+        scheduled = digits.replace(local_steps=local_steps)
+        result = fo.simulate(algorithm, scheduled, ROUNDS, evaluate_every=5, description=name)
         steps = result.history["num_steps"].max(axis=1)
         spent = fo.costs.cost_to_target(result, TARGET, prices)
         line = (

@@ -31,25 +31,15 @@ def main():
     others = np.random.default_rng(0).permutation(np.flatnonzero(~liars))
     broken, traitors = others[:4], others[4:8]
     model = fo.models.mlp([32], num_classes=10)
+    base = fo.Federation(
+        model, clean, cohort=COHORT, local_steps=8, batch_size=8, weighting="uniform"
+    )
     lossy = fo.cohorts.unreliable(fo.cohorts.uniform(COHORT), dropout=0.3)
+    faulty = base.replace(clients=poisoned, cohort=lossy)
+    guarded = faulty.replace(guard=fo.Guard(max_norm=10.0, min_clients=5))
 
-    def run(algorithm, data, sampler, guard=None):
-        return fo.simulate(
-            algorithm,
-            fo.Federation(
-                model,
-                data,
-                cohort=sampler,
-                local_steps=8,
-                batch_size=8,
-                weighting="uniform",
-                guard=guard,
-            ),
-            ROUNDS,
-            on_nonfinite="stop",
-        )
-
-    def show(name, result):
+    def show(name, algorithm, federation):
+        result = fo.simulate(algorithm, federation, ROUNDS, on_nonfinite="stop")
         accuracy = float(fo.evaluate(model, result.variables, test)["accuracy"])
         faults = result.history.get("fault", np.zeros((0, 0), np.int32))
         counts = [np.sum(faults == code) for code in (1, 4, 5)]
@@ -60,14 +50,13 @@ def main():
     print("                                          left out of rounds, by reason")
     print("server                     accuracy  rounds   dropped       NaN     large")
     fedavg = fo.fedavg(fo.optimizers.sgd(0.2))
-    show("nobody at fault", run(fedavg, clean, fo.cohorts.uniform(COHORT)))
+    show("nobody at fault", fedavg, base)
     attacked = fo.attacks.nan_upload(fo.attacks.sign_flip(fedavg, traitors, scale=4.0), broken)
-    guard = fo.Guard(max_norm=10.0, min_clients=5)
     rules = {"mean": fo.aggregators.weighted_mean(), "trimmed": fo.aggregators.trimmed_mean(0.25)}
     for name, rule in rules.items():
         algorithm = fo.aggregated(attacked, rule)
-        show(name, run(algorithm, poisoned, lossy))
-        show(f"{name}, guarded", run(algorithm, poisoned, lossy, guard))
+        show(name, algorithm, faulty)
+        show(f"{name}, guarded", algorithm, guarded)
 
 
 if __name__ == "__main__":

@@ -58,40 +58,28 @@ ALGORITHMS = {
 }
 
 
-def trajectories(make, cohort_size, model, data):
+def trajectories(make, quadratics):
     """A compiled function of K and of step sizes [s] that returns the models [s, rounds, d]."""
 
     def one_run(local_steps, eta):
-        algorithm = make(eta)
-        start = fo.Variables({"x": jnp.full(DIMENSION, START)})
-        state = fo.first_state(algorithm, start, CLIENTS)
+        algorithm, federation = make(eta), quadratics.replace(local_steps=local_steps)
 
         def one_round(state, _):
-            run = fo.run_rounds(
-                algorithm,
-                fo.Federation(
-                    model,
-                    data,
-                    cohort=fo.cohorts.cyclic(cohort_size),
-                    local_steps=local_steps,
-                    batch_size=1,
-                    batching="replacement",
-                ),
-                state,
-                1,
-            )
+            run = fo.run_rounds(algorithm, federation, state, 1)
             return run.state, run.state.variables.params["x"]
 
-        return jax.lax.scan(one_round, state, length=ROUNDS)[1]
+        start = fo.init_state(algorithm, federation)
+        return jax.lax.scan(one_round, start, length=ROUNDS)[1]
 
     return jax.jit(jax.vmap(one_run, in_axes=(None, 0)))
 
 
-def measure(model, data):
+def measure(quadratics):
     """The models after each round: [K][name] -> [step, round, d]."""
     models = {K: {} for K in LOCAL_STEPS}
     for name, (make, cohort_size) in ALGORITHMS.items():
-        run = trajectories(make, cohort_size, model, data)  # compiled once, for all K
+        in_turn = quadratics.replace(cohort=fo.cohorts.cyclic(cohort_size))
+        run = trajectories(make, in_turn)  # compiled once, for all K
         for K in LOCAL_STEPS:
             x = np.asarray(run(jnp.asarray(K), jnp.asarray(ROUND_STEPS) / K))
             models[K][name] = np.clip(x, -1e100, 1e100)  # what diverged can then be squared
@@ -233,7 +221,10 @@ def main():
     options = parser.parse_args()
 
     model, data, optimum = fo.data.quadratics(CLIENTS, DIMENSION, seed=options.seed)
-    models = measure(model, data)
+    quadratics = fo.Federation(
+        model, data, batch_size=1, batching="replacement", initial={"x": np.full(DIMENSION, START)}
+    )
+    models = measure(quadratics)
     gap = {
         K: {name: gaps(x, data, optimum) for name, x in runs.items()} for K, runs in models.items()
     }

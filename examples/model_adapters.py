@@ -96,14 +96,9 @@ def main():
     print(f"{clients.summary()}; {len(test['y'])} test examples\n")
     print("model             parameters   accuracy after 10 rounds   after 40   seconds")
     for name, model in MODELS.items():
+        digits = fo.Federation(model, clients, cohort=10, local_steps=5, batch_size=16, test=test)
         start = time.perf_counter()
-        result = fo.simulate(
-            algorithm,
-            fo.Federation(model, clients, cohort=10, local_steps=5, batch_size=16, test=test),
-            40,
-            evaluate_every=10,
-            progress=False,
-        )
+        result = fo.simulate(algorithm, digits, 40, evaluate_every=10, progress=False)
         seconds = time.perf_counter() - start
         size = sum(jnp.size(leaf) for leaf in jax.tree.leaves(result.variables.params))
         accuracy = dict(

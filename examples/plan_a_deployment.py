@@ -30,25 +30,19 @@ BUDGET, PILOT_ROUNDS = 3600.0, 40
 START = fo.Variables({"x": jnp.full(DIMENSION, 2.0)})
 
 
-def final_gradients(model, data):
+def final_gradients(phones):
     """A compiled function of K, eta and rounds: ||grad F||^2 at the end, the mean over seeds."""
 
     def one_run(local_steps, eta, rounds, seed):
         algorithm = fo.fedavg(fo.optimizers.sgd(eta))
+        federation = phones.replace(local_steps=local_steps)
 
         def one_round(_, state):
-            return fo.run_rounds(
-                algorithm,
-                fo.Federation(
-                    model, data, cohort=CLIENTS, local_steps=local_steps, batch_size=BATCH
-                ),
-                state,
-                1,
-            ).state
+            return fo.run_rounds(algorithm, federation, state, 1).state
 
-        state = fo.first_state(algorithm, START, CLIENTS, jax.random.key(seed))
+        state = fo.first_state(algorithm, START, CLIENTS, seed)
         x = jax.lax.fori_loop(0, rounds, one_round, state).variables.params["x"]
-        curvatures, centres = data.examples["A"], data.examples["b"]
+        curvatures, centres = phones.clients.examples["A"], phones.clients.examples["b"]
         return jnp.sum(jnp.einsum("nij,nj->ni", curvatures, x - centres).mean(axis=0) ** 2)
 
     over_seeds = jax.vmap(one_run, (None, None, None, 0))
@@ -72,7 +66,8 @@ def main():
         model, data, START, batch_size=BATCH, cohort_size=CLIENTS
     )
     print(f"{estimated.describe()}\n")
-    measure = final_gradients(model, data)  # compiled once, for all that follows
+    phones = fo.Federation(model, data, cohort=CLIENTS, batch_size=BATCH)
+    measure = final_gradients(phones)  # compiled once, for all that follows
     K, eta = search(measure)
     print(f"The best of a search over runs of {PILOT_ROUNDS} rounds: K = {K}, eta = {eta:.3g}\n")
 

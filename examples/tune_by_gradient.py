@@ -19,15 +19,16 @@ import fedjax_opt as fo
 DIMENSION = 10
 
 model, clients, _ = fo.data.quadratics(20, DIMENSION, heterogeneity=0.3, noise=1.0, num_examples=16)
+quadratics = fo.Federation(
+    model, clients, cohort=5, local_steps=5, batch_size=2, initial={"x": np.ones(DIMENSION)}
+)
 
 
 def final_loss(log_rate):
     """The loss over all data after 20 rounds, with the same cohorts and minibatches every time."""
     algorithm = fo.fedavg(fo.optimizers.sgd(jnp.exp(log_rate)))
-    state = fo.first_state(algorithm, {"x": jnp.ones(DIMENSION)}, clients.num_clients, key=0)
-    run = fo.run_rounds(
-        algorithm, fo.Federation(model, clients, cohort=5, local_steps=5, batch_size=2), state, 20
-    )
+    state = fo.init_state(algorithm, quadratics)
+    run = fo.run_rounds(algorithm, quadratics, state, 20)
     return model.loss(run.state.variables, clients.examples, None)[0]
 
 

@@ -42,7 +42,11 @@ def main():
     train, test = fo.data.load_digits()
     clients = fo.ClientData.from_arrays(train, two_time_zones(train["y"]), CLIENTS)
     model = fo.models.mlp([32], num_classes=10)
-    samplers = {
+    # Each client counts alike: by samples, 'weighted' would count large clients twice.
+    base = fo.Federation(
+        model, clients, local_steps=10, batch_size=8, weighting="uniform", test=test
+    )
+    cohorts = {
         "uniform": fo.cohorts.uniform(COHORT),
         "weighted": fo.cohorts.weighted(COHORT, clients.sizes),
         "cyclic": fo.cohorts.cyclic(COHORT),
@@ -55,22 +59,9 @@ def main():
     print(f"FedAvg, {ROUNDS} rounds; accuracy on the test set of all digits\n")
     print("               last day's accuracy      slots   times that a client took part")
     print("cohort           worst   mean    best   filled   least   median    most")
-    for name, sampler in samplers.items():
-        # Each client counts alike: by samples, 'weighted' would count large clients twice.
-        result = fo.simulate(
-            fo.fedavg(fo.optimizers.sgd(0.1)),
-            fo.Federation(
-                model,
-                clients,
-                cohort=sampler,
-                local_steps=10,
-                batch_size=8,
-                weighting="uniform",
-                test=test,
-            ),
-            ROUNDS,
-            evaluate_every=2,
-        )
+    fedavg = fo.fedavg(fo.optimizers.sgd(0.1))
+    for name, cohort in cohorts.items():
+        result = fo.simulate(fedavg, base.replace(cohort=cohort), ROUNDS, evaluate_every=2)
         accuracy = result.evaluations["accuracy"][-DAY // 2 :]
         took_part = result.history["num_steps"] > 0
         times = np.bincount(result.history["cohort"][took_part], minlength=CLIENTS)

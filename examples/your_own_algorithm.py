@@ -171,19 +171,15 @@ def main():
         raise SystemExit("The algorithm and its oracle disagree.")
 
     model, data, optimum = fo.data.quadratics(num_clients=20, dimension=5)
+    quadratics = fo.Federation(model, data, cohort=20, local_steps=1, batch_size=1)
     print("\ndistance from the optimum of 20 quadratics, all clients in every round, K = 1")
     print("momentum   after 10 rounds   after 40 rounds")
     for momentum in (0.0, 0.5, 0.9):
         algorithm = fedavg_nesterov(0.02, momentum=momentum)
-        state = fo.first_state(algorithm, {"x": jnp.zeros(5)}, num_clients=20)
+        state = fo.init_state(algorithm, quadratics)
         distances = []
         for rounds in (10, 30):
-            state, _ = fo.run_rounds(
-                algorithm,
-                fo.Federation(model, data, cohort=20, local_steps=1, batch_size=1),
-                state,
-                rounds,
-            )
+            state, _ = fo.run_rounds(algorithm, quadratics, state, rounds)
             distances.append(np.linalg.norm(state.variables.params["x"] - optimum))
         print(f"{momentum:8g}   {distances[0]:15.4f}   {distances[1]:15.4f}")
 

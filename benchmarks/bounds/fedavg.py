@@ -1,6 +1,6 @@
 """Draw FedAvg's bound against what FedAvg does, with a fixed and with a decaying number of local steps.
 
-Each federation is five clients with quadratic losses of their own, whose minibatch gradients add noise
+Each problem is five clients with quadratic losses of their own, whose minibatch gradients add noise
 of a known variance; so L, mu, F*, Gamma and sigma^2 are exact. G is one that can be proven: it bounds
 the gradients in a ball that no client's model can leave. The theorem bounds the smallest E||grad F||^2
 over all local steps, its proof the mean over them. Both are measured between rounds: the smallest there
@@ -21,7 +21,7 @@ import numpy as np
 
 import fedjax_opt as fo
 
-FEDERATIONS, CLIENTS, DIMENSION, SEEDS = 24, 5, 5, 4
+PROBLEMS, CLIENTS, DIMENSION, SEEDS = 24, 5, 5, 4
 FIRST_STEPS = 8
 LEARNING_RATE = 0.02  # in units of 1/L
 ITERATIONS = 4000
@@ -36,7 +36,7 @@ TITLES = {
 }
 
 
-class Federation(NamedTuple):
+class Problem(NamedTuple):
     """Client c minimises (x - b_c)^T H_c (x - b_c)/2 + a_c; its gradients have the variance sigma^2."""
 
     curvature: Any
@@ -46,8 +46,8 @@ class Federation(NamedTuple):
     start: Any
 
 
-def draw_federation(generator: np.random.Generator) -> tuple[Federation, fo.bounds.FedAvgConstants]:
-    """A federation with L = 1 and a condition number of up to 10, and its exact constants."""
+def draw_problem(generator: np.random.Generator) -> tuple[Problem, fo.bounds.FedAvgConstants]:
+    """A problem with L = 1 and a condition number of up to 10, and its exact constants."""
     d = DIMENSION
     rotations = np.linalg.qr(generator.normal(size=(CLIENTS, d, d)))[0]
     kappa = 10 ** generator.uniform(0.1, 1.0)
@@ -78,7 +78,7 @@ def draw_federation(generator: np.random.Generator) -> tuple[Federation, fo.boun
         noise=sigma**2 / CLIENTS,
         heterogeneity=gamma,
     )
-    return Federation(curvature, centre, np.full(CLIENTS, -gamma), sigma, start), constants
+    return Problem(curvature, centre, np.full(CLIENTS, -gamma), sigma, start), constants
 
 
 def _init(key, batch):
@@ -97,56 +97,45 @@ def _loss(variables, batch, key):
 MODEL = fo.Model(_init, _loss)
 
 
-def models_before_rounds(federation: Federation, steps: Any, key: Any) -> jax.Array:
+def models_before_rounds(problem: Problem, steps: Any, key: Any) -> jax.Array:
     """The global models `[R, d]` of FedAvg with all clients, and K_r in `steps`.
 
     A client's examples are the 2d directions +-sigma e_j of its noise; a minibatch is one of them.
     """
     directions = jnp.concatenate([jnp.eye(DIMENSION), -jnp.eye(DIMENSION)])
     count = len(directions)
-    per_client = (federation.curvature, federation.centre, federation.offset)
+    per_client = (problem.curvature, problem.centre, problem.offset)
     curvature, centre, offset = (jnp.repeat(leaf, count, axis=0) for leaf in per_client)
-    noise = federation.sigma * jnp.tile(directions, (CLIENTS, 1))
+    noise = problem.sigma * jnp.tile(directions, (CLIENTS, 1))
     examples = {"curvature": curvature, "centre": centre, "offset": offset, "noise": noise}
     sizes = np.full(CLIENTS, count, np.int32)
     data = fo.ClientData(examples, np.arange(CLIENTS, dtype=np.int32) * count, sizes)
+    quadratics = fo.Federation(MODEL, data, cohort=CLIENTS, batch_size=1, batching="replacement")
     algorithm = fo.fedavg(fo.optimizers.sgd(LEARNING_RATE))
 
     def one(state, local_steps):
-        run = fo.run_rounds(
-            algorithm,
-            fo.Federation(
-                MODEL,
-                data,
-                cohort=CLIENTS,
-                local_steps=local_steps,
-                batch_size=1,
-                batching="replacement",
-            ),
-            state,
-            1,
-            strategy="vmap",
-        )
+        federation = quadratics.replace(local_steps=local_steps)
+        run = fo.run_rounds(algorithm, federation, state, 1, strategy="vmap")
         return run.state, state.variables.params
 
-    state = fo.first_state(algorithm, fo.Variables(federation.start), CLIENTS, key)
+    state = fo.first_state(algorithm, fo.Variables(problem.start), CLIENTS, key)
     return jax.lax.scan(one, state, steps)[1]
 
 
 @jax.jit
-def squared_gradients(federations: Federation, steps: Any, key: Any) -> jax.Array:
-    """E||grad F||^2 before every round, `[federations, R]`."""
-    keys = jax.random.split(key, (FEDERATIONS, SEEDS))
+def squared_gradients(problems: Problem, steps: Any, key: Any) -> jax.Array:
+    """E||grad F||^2 before every round, `[problems, R]`."""
+    keys = jax.random.split(key, (PROBLEMS, SEEDS))
     seeds = jax.vmap(models_before_rounds, in_axes=(None, None, 0))
-    models = jax.vmap(seeds, in_axes=(0, None, 0))(federations, steps, keys)
-    away = models[:, :, :, None] - federations.centre[:, None, None]
-    gradient = jnp.einsum("fnij,fsrnj->fsri", federations.curvature, away) / CLIENTS
+    models = jax.vmap(seeds, in_axes=(0, None, 0))(problems, steps, keys)
+    away = models[:, :, :, None] - problems.centre[:, None, None]
+    gradient = jnp.einsum("fnij,fsrnj->fsri", problems.curvature, away) / CLIENTS
     return jnp.mean(jnp.sum(gradient**2, axis=-1), axis=1)
 
 
 @partial(jax.jit, static_argnums=3)
 def bounds_after(constants: Any, steps: Any, rounds: Any, rate: float) -> fo.bounds.Bound:
-    """Theorem 1 after the given numbers of rounds, `[federations, rounds]`."""
+    """Theorem 1 after the given numbers of rounds, `[problems, rounds]`."""
 
     def after(constants, count):
         played = jnp.where(jnp.arange(len(steps)) < count, steps, 0)
@@ -167,7 +156,7 @@ def schedules() -> dict[str, np.ndarray]:
 
 
 def draw(curves: dict[str, dict[str, Any]], path: pathlib.Path) -> None:
-    """One panel for each schedule: thin lines for federations, thick ones for their medians."""
+    """One panel for each schedule: thin lines for problems, thick ones for their medians."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -202,12 +191,12 @@ def main() -> None:
     options = parser.parse_args()
     started = time.perf_counter()
     generator = np.random.default_rng(0)
-    drawn = [draw_federation(generator) for _ in range(FEDERATIONS)]
-    federations, constants = jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
+    drawn = [draw_problem(generator) for _ in range(PROBLEMS)]
+    problems, constants = jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
     curves = {}
     for name, steps in schedules().items():
         rounds = np.unique(np.geomspace(1, len(steps), 80).astype(int))
-        gradients = np.asarray(squared_gradients(federations, steps, jax.random.key(1)))
+        gradients = np.asarray(squared_gradients(problems, steps, jax.random.key(1)))
         bound = bounds_after(constants, steps, rounds, LEARNING_RATE)
         if not np.all(bound.holds):
             raise AssertionError(f"the bound assumes what is not so: {bound.violated()}")

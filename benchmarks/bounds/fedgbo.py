@@ -81,24 +81,14 @@ def play(problem: Problem, pseudo_learning_rate: float, beta: float) -> dict[str
     """||grad F(x_t)||^2, ||m_t||^2 (a sum of gradients) and ||e_t||^2: `[seeds, rounds]`."""
     eta = pseudo_learning_rate / STEPS / (1 - beta)
     algorithm = fo.fedgbo(fo.optimizers.sgdm(eta, beta))
+    sines = fo.Federation(
+        MODEL, problem.data, cohort=COHORT, local_steps=STEPS, batch_size=1,
+        batching="replacement", weighting="uniform",
+    )  # fmt: skip
     real, imag = map(jnp.asarray, (problem.coefficients.real, problem.coefficients.imag))
 
     def one_round(state, _):
-        run = fo.run_rounds(
-            algorithm,
-            fo.Federation(
-                MODEL,
-                problem.data,
-                cohort=COHORT,
-                local_steps=STEPS,
-                batch_size=1,
-                batching="replacement",
-                weighting="uniform",
-            ),
-            state,
-            1,
-            diagnostics=("perturbation_norm",),
-        )
+        run = fo.run_rounds(algorithm, sines, state, 1, diagnostics=["perturbation_norm"])
         x, m = state.variables.params["x"], state.server.optimizer.m["x"] / (1 - beta)
         gradient = real * jnp.sin(x) - imag * jnp.cos(x)
         perturbation = run.history.diagnostics["perturbation_norm"][0]

@@ -51,32 +51,32 @@ SETTINGS = {
 }
 
 
+@jax.jit
+def some_rounds(algorithm, users, state):
+    """The state after CHUNK rounds, and of each: test accuracy, bytes per upload, finite or not."""
+
+    def one_round(state, _):
+        run = fo.run_rounds(algorithm, users, state, 1, diagnostics=["upload_bytes"])
+        accuracy = fo.evaluate(MODEL, run.state.variables, users.test)["accuracy"]
+        sent, finite = run.history.diagnostics["upload_bytes"][0], run.history.finite[0]
+        return run.state, (accuracy, sent, finite)
+
+    return jax.lax.scan(one_round, state, length=CHUNK)
+
+
 def train(algorithm, data, test, seed, rounds):
     """Test accuracy and mean bytes per upload of every round, until the target or for all rounds."""
-    key = jax.random.key(seed)
-    variables = MODEL.init(jax.random.fold_in(key, 0), data[0])
-    state = fo.first_state(algorithm, variables, TASK["clients"], jax.random.fold_in(key, 1))
-    state, accuracy, sent = fo.place(state), [], []
+    users = fo.Federation(
+        MODEL, data, cohort=TASK["cohort_size"], local_steps=fo.epochs(TASK["epochs"]),
+        batch_size=TASK["batch_size"], test=test,
+    )  # fmt: skip
+    state, accuracy, sent = fo.place(fo.init_state(algorithm, users, seed)), [], []
     while len(accuracy) < rounds and max(accuracy, default=0.0) < TASK["target"]:
-        run = fo.run_rounds(
-            algorithm,
-            fo.Federation(
-                MODEL,
-                data,
-                cohort=TASK["cohort_size"],
-                local_steps=fo.epochs(TASK["epochs"]),
-                batch_size=TASK["batch_size"],
-                validation=test,
-            ),
-            state,
-            CHUNK,
-            diagnostics=["upload_bytes"],
-        )
-        state = run.state
-        finite = np.asarray(run.history.finite)
-        seen = run.history.diagnostics
-        accuracy += np.asarray(seen["validation_accuracy"])[finite].tolist()
-        sent += np.asarray(seen["upload_bytes"])[finite].tolist()
+        state, found = some_rounds(algorithm, users, state)
+        found_accuracy, found_sent, finite = map(np.asarray, found)
+        finite = np.logical_and.accumulate(finite)  # the first round that is not ends the run
+        accuracy += found_accuracy[finite].tolist()
+        sent += found_sent[finite].tolist()
         if not finite.all():
             print(f"  not finite after round {len(accuracy)}", flush=True)
             break

@@ -56,8 +56,9 @@ def load_data():
 def schedules(megabits):
     """The paper's eight, and the one that re-plans from the bound."""
     named = fo.controllers.paper_schedules(
-        TASK["K0"], TASK["eta0"], window=TASK["window"], patience=TASK["patience"]
-    )
+        TASK["K0"], TASK["eta0"], window=TASK["window"], patience=TASK["patience"],
+        every=TASK["evaluate_every"],
+    )  # fmt: skip
     # Rough constants: what matters to K is A c/(eta^2 L G^2); G is measured as the run goes.
     constants = fo.bounds.FedAvgConstants(
         smoothness=2.0, strong_convexity=2.0, initial_loss=2.3, gradient_bound=None,
@@ -74,28 +75,19 @@ def schedules(megabits):
 def train(schedule, data, validation, test):
     """Accuracy `[seeds, evaluations]`, K and eta `[seeds, rounds]`, cohorts; one program."""
     every = TASK["evaluate_every"]
+    algorithm = fo.scheduled(build, schedule.learning_rate)
+    digits = fo.Federation(
+        MODEL, data, cohort=TASK["cohort_size"], local_steps=schedule.local_steps,
+        batch_size=TASK["batch_size"], validation=validation,
+    )  # fmt: skip
 
     def one_run(seed):
         key = jax.random.key(seed)
-        variables = MODEL.init(key, data[0])
-        state = fo.first_state(build(TASK["eta0"]), variables, data.num_clients, key)
-        state = fo.with_controllers(state, **schedule._asdict())
+        begun = digits.replace(initial=MODEL.init(key, data[0]))
+        state = fo.init_state(algorithm, begun)._replace(key=key)
 
         def some_rounds(state, _):
-            run = fo.run_rounds(
-                fo.scheduled(build, schedule.learning_rate),
-                fo.Federation(
-                    MODEL,
-                    data,
-                    cohort=TASK["cohort_size"],
-                    local_steps=schedule.local_steps,
-                    batch_size=TASK["batch_size"],
-                    validation=validation,
-                ),
-                state,
-                every,
-                strategy="vmap",
-            )
+            run = fo.run_rounds(algorithm, digits, state, every, strategy="vmap")
             seen = (
                 fo.evaluate(MODEL, run.state.variables, test, batch_size=512)["accuracy"],
                 run.history.num_steps,
@@ -171,17 +163,13 @@ def clock_against_steps(repeats=5, rounds=5):
 
     model = fo.Model(plain.init, loss)
     algorithm = fo.fedavg(fo.optimizers.sgd(0.01))
-    start = fo.place(fo.first_state(algorithm, model.init(jax.random.key(0), data[0]), clients))
-    data = fo.place(data)
+    federation = fo.place(fo.Federation(model, data, cohort=clients, batch_size=32))
+    start = fo.place(fo.init_state(algorithm, federation))
 
     def run(controller):
+        controlled = federation.replace(local_steps=controller)
         started = time.perf_counter()
-        result = fo.run_rounds(
-            algorithm,
-            fo.Federation(model, data, cohort=clients, local_steps=controller, batch_size=32),
-            start,
-            rounds,
-        )
+        result = fo.run_rounds(algorithm, controlled, start, rounds)
         jax.block_until_ready(result)
         return (time.perf_counter() - started) / rounds
 

@@ -55,6 +55,10 @@ def user_accuracy(own: Any, data: fo.ClientData, test: Any) -> jax.Array:
 
 def train(entry: Entry, data: fo.ClientData, test: Any) -> tuple[np.ndarray, np.ndarray]:
     """Accuracies `[steps, seeds, evaluations]`, and whether all losses were finite `[steps]`."""
+    digits = fo.Federation(
+        MODEL, data, cohort=TASK["cohort_size"], local_steps=TASK["local_steps"],
+        batch_size=TASK["batch_size"],
+    )  # fmt: skip
 
     def accuracy(eta, algorithm, state):
         if entry.own is None:
@@ -67,19 +71,8 @@ def train(entry: Entry, data: fo.ClientData, test: Any) -> tuple[np.ndarray, np.
         judged = partial(accuracy, eta, algorithm)
 
         def some_rounds(state, _):
-            run = fo.run_rounds(
-                algorithm,
-                fo.Federation(
-                    MODEL,
-                    data,
-                    cohort=TASK["cohort_size"],
-                    local_steps=TASK["local_steps"],
-                    batch_size=TASK["batch_size"],
-                ),
-                state,
-                TASK["evaluate_every"],
-                strategy="vmap",
-            )
+            every = TASK["evaluate_every"]
+            run = fo.run_rounds(algorithm, digits, state, every, strategy="vmap")
             return run.state, (judged(run.state), jnp.all(run.history.finite))
 
         evaluations = TASK["rounds"] // TASK["evaluate_every"]

@@ -25,7 +25,7 @@ class Method(NamedTuple):
 
     Attributes:
       algorithm: the algorithm.
-      training: the batch size, the epochs or steps, as `run_rounds` takes them.
+      training: the batch size, the epochs or steps, as fields of a federation.
       tuning: the optimiser and the number of steps on the user's training examples.
     """
 
@@ -41,7 +41,7 @@ class Method(NamedTuple):
         return fo.metrics.fine_tuned(MODEL, own, data, *self.tuning, TASK["batch_size"])
 
 
-ONE_EPOCH = {"batch_size": TASK["batch_size"], "local_epochs": TASK["epochs"]}
+ONE_EPOCH = {"batch_size": TASK["batch_size"], "local_steps": fo.epochs(TASK["epochs"])}
 STEPS = 15  # of one epoch: 300 examples in minibatches of 20
 
 

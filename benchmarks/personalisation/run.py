@@ -25,7 +25,6 @@ import fedjax_opt as fo
 
 fo.use_cpu_devices()  # before JAX starts
 
-import jax  # noqa: E402
 import numpy as np  # noqa: E402
 from methods import PRIVATE, RATES, RIVALS, build  # noqa: E402
 from task import MODEL, TASK, clients  # noqa: E402
@@ -47,22 +46,12 @@ ROWS = {
 STEPS = {"rounds": 30, "local_steps": 10, "cohort_size": TASK["clients"], "seed": 0}
 
 
-def first_state(algorithm, data, seed):
-    """The state of a seed before its first round."""
-    key = jax.random.key(seed)
-    variables = MODEL.init(jax.random.fold_in(key, 0), data.train[0])
-    state = fo.first_state(algorithm, variables, TASK["clients"], jax.random.fold_in(key, 1))
-    return fo.place(state)
-
-
 def train(method, data, seed, rounds, every=1, stop=True):
     """User accuracies every so many rounds, up to the target or for all rounds; the last in full."""
-    state, curve, found = first_state(method.algorithm, data, seed), [], None
+    users = fo.Federation(MODEL, data.train, cohort=TASK["cohort_size"], **method.training)
+    state, curve, found = fo.place(fo.init_state(method.algorithm, users, seed)), [], None
     while every * len(curve) < rounds and not (stop and curve and curve[-1] >= TASK["target"]):
-        run = fo.run_rounds(
-            method.algorithm, MODEL, data.train, state, every, cohort_size=TASK["cohort_size"],
-            **method.training,
-        )  # fmt: skip
+        run = fo.run_rounds(method.algorithm, users, state, every)
         if not bool(run.history.finite.all()):
             print(f"  not finite after round {every * len(curve)}", flush=True)
             break
@@ -146,24 +135,16 @@ def measure(part, saved, arrays, options, save):
 def by_step(saved, arrays, save):
     """The mean user accuracy as the model is received and after each local step, [rounds, K + 1]."""
     data = clients(arrays, STEPS["seed"])
+    users = fo.Federation(
+        MODEL, data.train, cohort=STEPS["cohort_size"], local_steps=STEPS["local_steps"],
+        batch_size=TASK["batch_size"], client_test=data.test,
+    )  # fmt: skip
     for private in ("none", "gamma, beta"):
         if private in saved["steps"]:
             continue
         algorithm = build("FedAvg", private, RATES["FedAvg"][0]).algorithm
-        run = fo.run_rounds(
-            algorithm,
-            fo.Federation(
-                MODEL,
-                data.train,
-                cohort=STEPS["cohort_size"],
-                local_steps=STEPS["local_steps"],
-                batch_size=TASK["batch_size"],
-                client_test=data.test,
-            ),
-            first_state(algorithm, data, STEPS["seed"]),
-            STEPS["rounds"],
-            diagnostics=["user_metrics"],
-        )
+        state = fo.place(fo.init_state(algorithm, users, STEPS["seed"]))
+        run = fo.run_rounds(algorithm, users, state, STEPS["rounds"], diagnostics=["user_metrics"])
         means = np.asarray(run.history.diagnostics["user_accuracy"]).mean(axis=1)
         saved["steps"][private] = STEPS | {"user_accuracy": means.round(4).tolist()}
         save()

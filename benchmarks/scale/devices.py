@@ -120,17 +120,14 @@ def play(rows, strategy):
     from tests.algorithms.matrix import ROWS
 
     model, data, first = problem()
+    federation = fo.Federation(
+        model, data, cohort=5, local_steps=fo.epochs(2), batch_size=1, initial={"w": first}
+    )
     arrays = {}
     for name in rows:
         algorithm = ROWS[name].make(ROWS[name].learning_rate)
-        state = fo.first_state(algorithm, {"w": first}, CLIENTS)
-        run = fo.run_rounds(
-            algorithm,
-            fo.Federation(model, data, cohort=5, local_steps=fo.epochs(2), batch_size=1),
-            state,
-            3,
-            strategy=strategy,
-        )
+        state = fo.init_state(algorithm, federation)
+        run = fo.run_rounds(algorithm, federation, state, 3, strategy=strategy)
         kept = run.state.server, run.state.clients, run.history.loss, run.history.client_loss
         leaves = enumerate(map(np.asarray, jax.tree.leaves(kept)))
         arrays |= {f"{name}/{i:03d}": leaf for i, leaf in leaves}

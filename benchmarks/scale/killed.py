@@ -130,6 +130,7 @@ def work(folder, delay):
     jax.config.update("jax_enable_x64", True)
     fo.distributed.initialize(heartbeat_seconds=HEARTBEAT)
     model, data, _ = fo.data.quadratics(num_clients=8, dimension=5, seed=0)
+    quadratics = fo.Federation(model, data, cohort=5, local_steps=3, batch_size=1)
     algorithm = fo.scaffold(fo.optimizers.sgd(0.1))
 
     def tell(event):
@@ -140,7 +141,7 @@ def work(folder, delay):
         began_at = checkpoints.latest_round
         result = fo.simulate(
             algorithm,
-            fo.Federation(model, data, cohort=5, local_steps=3, batch_size=1),
+            quadratics,
             ROUNDS,
             evaluate_every=EVERY,
             checkpoints=checkpoints,

@@ -124,23 +124,16 @@ def seconds_of_a_round(inputs, hidden, classes, steps):
         }
         for _ in range(count)
     ]
-    data = fo.place(fo.ClientData.from_list(clients))
-    model = fo.models.mlp(list(hidden), num_classes=classes)
+    data, model = fo.ClientData.from_list(clients), fo.models.mlp(list(hidden), num_classes=classes)
+    federation = fo.place(
+        fo.Federation(model, data, cohort=count, local_steps=jnp.int32(steps), batch_size=BATCH)
+    )
     algorithm = fo.fedavg(fo.optimizers.sgd(0.05))
-    sample = {"x": jnp.zeros((BATCH, inputs)), "y": jnp.zeros(BATCH, int)}
-    variables = model.init(jax.random.key(0), sample)
-    state = fo.place(fo.first_state(algorithm, variables, count))
+    state = fo.place(fo.init_state(algorithm, federation))
     seconds = []
     for _ in range(CALLS):
         began = time.perf_counter()
-        state = fo.run_rounds(
-            algorithm,
-            fo.Federation(
-                model, data, cohort=count, local_steps=jnp.int32(steps), batch_size=BATCH
-            ),
-            state,
-            ROUNDS,
-        ).state
+        state = fo.run_rounds(algorithm, federation, state, ROUNDS).state
         jax.block_until_ready(state)
         seconds.append((time.perf_counter() - began) / ROUNDS)
     return float(np.median(seconds[WARM:]))

@@ -65,19 +65,12 @@ def client_data() -> fo.ClientData:
 def contestant(name: str, data: fo.ClientData):
     """A function that plays a round, always the same, and returns its seconds and loss; warm."""
     model, algorithm = MODELS[name](), fo.fedavg(fo.optimizers.sgd(0.01))
-    batch = {"x": np.zeros((1, *SHAPE), np.float32), "y": np.zeros(1, np.int32)}
-    variables = model.init(jax.random.key(0), batch)
-    state = fo.place(fo.first_state(algorithm, variables, data.num_clients))
+    images = fo.Federation(model, data, cohort=CLIENTS, local_steps=STEPS, batch_size=BATCH)
+    state = fo.place(fo.init_state(algorithm, images))
 
     def run() -> tuple[float, float]:
         start = time.perf_counter()
-        result = fo.run_rounds(
-            algorithm,
-            fo.Federation(model, data, cohort=CLIENTS, local_steps=STEPS, batch_size=BATCH),
-            state,
-            1,
-            strategy="sharded",
-        )
+        result = fo.run_rounds(algorithm, images, state, 1, strategy="sharded")
         jax.block_until_ready(result.state)
         return time.perf_counter() - start, float(result.history.loss[-1])
 

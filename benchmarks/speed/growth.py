@@ -43,14 +43,15 @@ W2 = dataclasses.replace(W2, clients=20)
 POOL = 100  # clients whose examples a large population shares
 
 
-def federation(task: common.Task, population: int, ids: bool = False) -> fo.ClientData:
+def clients_of(task: common.Task, population: int, ids: bool = False) -> fo.ClientData:
     """Any number of clients on the examples of at most POOL: each begins somewhere in them."""
     made = dataclasses.replace(task, clients=min(population, POOL))
     data = fo.ClientData.from_list(common.client_data(made, ids))
     last = data.num_examples - task.examples
     offsets = np.random.default_rng(0).integers(last + 1, size=population).astype(np.int32)
     sizes = np.full(population, task.examples, np.int32)
-    return fo.place(fo.ClientData(data.examples, offsets, sizes))
+    known = fo.core.Sizes.of(sizes)  # as `from_list` and its like find by themselves
+    return fo.place(fo.ClientData(data.examples, offsets, sizes, known))
 
 
 def contestant(task, data, ids=False, rounds=1, strategy="sharded", calls=1):
@@ -72,8 +73,8 @@ def contestant(task, data, ids=False, rounds=1, strategy="sharded", calls=1):
 
 def population():
     for count in (10**2, 10**3, 10**4, 10**5, 10**6):
-        yield f"w1-ids/{count}", contestant(W1, federation(W1, count, True), True, rounds=50)
-        yield f"w2/{count}", contestant(W2, federation(W2, count), rounds=5)
+        yield f"w1-ids/{count}", contestant(W1, clients_of(W1, count, True), True, rounds=50)
+        yield f"w2/{count}", contestant(W2, clients_of(W2, count), rounds=5)
 
 
 def mapped():
@@ -99,18 +100,16 @@ def mapped():
     for count in (10**2, 10**3, 10**4, 10**5, 10**6):
         sizes = np.full(count, per_client, np.int32)
         data = fo.ClientData.from_sizes(examples(count), sizes)
+        texts = fo.Federation(
+            ours.model_of(W1, ids=True), data, cohort=W1.clients, local_steps=W1.local_steps,
+            batch_size=W1.batch,
+        )  # fmt: skip
 
-        def run(data=data, kept=kept):
+        def run(texts=texts, kept=kept):
             times = []
             fo.simulate(
                 algorithm,
-                fo.Federation(
-                    ours.model_of(W1, ids=True),
-                    data,
-                    cohort=W1.clients,
-                    local_steps=W1.local_steps,
-                    batch_size=W1.batch,
-                ),
+                texts,
                 100,
                 evaluate_every=10,
                 progress=False,
@@ -123,20 +122,20 @@ def mapped():
 
 
 def cohort():
-    data = federation(W2, 1000)
+    data = clients_of(W2, 1000)
     for size in (10, 30, 100, 300, 1000):
         yield f"w2/{size}", contestant(dataclasses.replace(W2, clients=size), data)
 
 
 def steps():
-    data = federation(W2, 100)
+    data = clients_of(W2, 100)
     for count in (1, 3, 10, 30, 100):
         task = dataclasses.replace(W2, local_steps=count)
         yield f"w2/{count}", contestant(task, data, rounds=max(1, 10 // count))
 
 
 def model():
-    data = federation(W2, 100)
+    data = clients_of(W2, 100)
     for width in (50, 100, 200, 400, 800):
         task = dataclasses.replace(W2, hidden=(width, width))
         parameters = sum(value.size for value in common.first_params(task).values())
@@ -153,19 +152,19 @@ def strategy():
         "vmap": "vmap",
     }
     for kind, chosen in kinds.items():
-        yield f"w2/{kind}", contestant(W2, federation(W2, 20), rounds=2, strategy=chosen)
-        yield f"w5/{kind}", contestant(few, federation(few, 4), strategy=chosen)
+        yield f"w2/{kind}", contestant(W2, clients_of(W2, 20), rounds=2, strategy=chosen)
+        yield f"w5/{kind}", contestant(few, clients_of(few, 4), strategy=chosen)
 
 
 def balance():
     for clients in (4, 5, 6):
         task = dataclasses.replace(W5, clients=clients)
-        yield f"w5/{clients}", contestant(task, federation(task, clients))
+        yield f"w5/{clients}", contestant(task, clients_of(task, clients))
 
 
 def dispatch():
     for name, ids in (("w1", False), ("w1-ids", True)):
-        data = federation(W1, W1.clients, ids)
+        data = clients_of(W1, W1.clients, ids)
         for rounds in (1, 10, 100):
             yield f"{name}/{rounds}", contestant(W1, data, ids, rounds, calls=100 // rounds)
 

@@ -176,14 +176,14 @@ def _recommended(plan: Plan) -> Iterator[str]:
 
 
 def _code(plan: Plan) -> list[str]:
-    """The call that follows the plan."""
+    """The calls that follow the plan."""
     best = plan.recommended
     eta = "learning_rate" if best.learning_rate is None else f"{best.learning_rate:.3g}"
     return [
         "",
-        f"  fo.simulate(fo.fedavg(fo.optimizers.sgd({eta})), model, clients,",
-        f"      rounds={best.rounds}, cohort_size={plan.cohort_size},",
+        f"  federation = fo.Federation(model, clients, cohort={plan.cohort_size},",
         f"      {best.use})",
+        f"  fo.simulate(fo.fedavg(fo.optimizers.sgd({eta})), federation, {best.rounds})",
     ]
 
 
