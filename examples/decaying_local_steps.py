@@ -49,7 +49,6 @@ def main():
             ),
             ROUNDS,
             evaluate_every=5,
-            description=name,
         )
         steps = result.history["num_steps"].max(axis=1)
         spent = fo.costs.cost_to_target(result, TARGET, prices)

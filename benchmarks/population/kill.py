@@ -123,15 +123,15 @@ def _train(folder):
     model, data, _ = fo.data.quadratics(num_clients=CLIENTS, dimension=50)
     store, told = fo.ClientStore(folder / "clients"), []
 
-    def tell(event):
+    def tell(chunk):
         if not told:
-            told.append(print(event.round - CHUNK, flush=True))
+            told.append(print(chunk.last - CHUNK, flush=True))
 
     with fo.Checkpoints(folder / "checkpoints") as checkpoints:
         result = fo.simulate(
             fo.scaffold(fo.optimizers.sgd(0.05)), model, data, ROUNDS, cohort_size=COHORT,
             batch_size=1, local_steps=3, evaluate_every=CHUNK, checkpoints=checkpoints,
-            client_state=store, callbacks=[tell], progress=False,
+            client_state=store, extensions=[tell], progress=False,
         )  # fmt: skip
     clients = store.rows(np.arange(CLIENTS)).states
     digest = hashlib.sha256()

@@ -89,7 +89,7 @@ def _train(folder):
         batch_size=10,
         local_epochs=2,
         evaluate_every=WARM,
-        callbacks=[lambda event: times.append(time.perf_counter())],
+        extensions=[lambda chunk: times.append(time.perf_counter())],
         progress=False,
     )
     status = pathlib.Path("/proc/self/status").read_text()

@@ -132,8 +132,8 @@ def work(folder, delay):
     model, data, _ = fo.data.quadratics(num_clients=8, dimension=5, seed=0)
     algorithm = fo.scaffold(fo.optimizers.sgd(0.1))
 
-    def tell(event):
-        print(f"round {event.round}", flush=True)
+    def tell(chunk):
+        print(f"round {chunk.last}", flush=True)
         time.sleep(delay)
 
     with fo.Checkpoints(folder / "checkpoints") as checkpoints:
@@ -144,7 +144,7 @@ def work(folder, delay):
             ROUNDS,
             evaluate_every=EVERY,
             checkpoints=checkpoints,
-            callbacks=[tell],
+            extensions=[tell],
             progress=False,
         )
     params = np.asarray(result.variables.params["x"]).tolist()

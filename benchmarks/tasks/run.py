@@ -98,11 +98,11 @@ def train(name, algorithm, seed, rate, rounds, options):
     rows = np.random.default_rng(0).permutation(len(task.test["y"]))[: setting.tested]
     test = {key: array[rows] for key, array in task.test.items()}
     chosen = ALGORITHMS[algorithm](rate or rates()[name][algorithm])
-    callbacks = [fo.stop_at("accuracy", TARGETS[name][0])] if options.part == "target" else []
+    extensions = [fo.stop_at("accuracy", TARGETS[name][0])] if options.part == "target" else []
     began = time.perf_counter()
     result = task.simulate(
         chosen, rounds=rounds, test=test, seed=seed, evaluate_every=setting.every,
-        on_nonfinite="stop", description=f"{name} {algorithm} {seed}", callbacks=callbacks,
+        on_nonfinite="stop", extensions=extensions,
         **setting.changes,
     )  # fmt: skip
     # A run that diverges at once is not evaluated.

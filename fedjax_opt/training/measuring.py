@@ -56,6 +56,12 @@ class Evaluator:
                     f" {measurement!r}."
                 )
 
+    @property
+    def examples(self) -> list[Any]:
+        """What is on the device between the chunks."""
+        tests = self._federation.test, self._federation.client_test
+        return [examples for examples in tests if examples is not None]
+
     def place(self, strategy: Strategy) -> None:
         """Puts the test sets where the rounds are played."""
         test, client_test = self._federation.test, self._federation.client_test

@@ -13,7 +13,6 @@ from tests.core import problems, test_model_axis
 
 SCAFFOLD = fo.scaffold(fo.optimizers.sgd(0.1), option=1)
 DATA = problems.ragged([5, 8, 3, 12, 7, 4, 9])
-COMMON = {"cohort_size": 5, "batch_size": 4, "local_epochs": 2}
 # Runs with a store: a small model that every device holds, and one that two processes share.
 KEPT = {
     "small": (problems.MODEL, DATA),
@@ -21,10 +20,16 @@ KEPT = {
 }
 
 
+def federation(**changes):
+    """Made when it is asked for: a process must join before JAX starts."""
+    own = {"cohort": 5, "local_steps": fo.epochs(2), "batch_size": 4}
+    return fo.Federation(problems.MODEL, **{"clients": DATA} | own | changes)
+
+
 def play(strategy, data=DATA, checkpoints=None):
     """Rounds by `run_rounds`, and a simulated run with evaluations, as plain numbers."""
     start = problems.start(SCAFFOLD, 7)
-    run = fo.run_rounds(SCAFFOLD, problems.MODEL, DATA, start, 3, strategy=strategy, **COMMON)
+    run = fo.run_rounds(SCAFFOLD, federation(), start, 3, strategy=strategy)
     rounds = numbers((run.state.server, run.state.clients, run.history))
     return rounds + simulate(strategy, 4, data, checkpoints)
 
@@ -32,9 +37,9 @@ def play(strategy, data=DATA, checkpoints=None):
 def simulate(strategy, rounds, data=DATA, checkpoints=None):
     """A simulated run with evaluations, as plain numbers."""
     result = fo.simulate(
-        SCAFFOLD, problems.MODEL, data, rounds, state=problems.start(SCAFFOLD, 7),
-        test=DATA.examples, client_test=DATA, evaluate_every=2, strategy=strategy,
-        checkpoints=checkpoints, **COMMON,
+        SCAFFOLD, federation(clients=data, test=DATA.examples, client_test=DATA), rounds,
+        state=problems.start(SCAFFOLD, 7), evaluate_every=2,
+        strategy=strategy, checkpoints=checkpoints,
     )  # fmt: skip
     del result.evaluations["seconds"]
     state = result.state
@@ -44,17 +49,17 @@ def simulate(strategy, rounds, data=DATA, checkpoints=None):
 def keep(name, strategy, rounds, folder=None):
     """A run whose clients are in a store, or with no folder on the device: who took part, and states."""
     model, data = KEPT[name]
-    setting = {"cohort_size": 2, "batch_size": 4, "local_steps": 2, "evaluate_every": 2}
-    setting |= {"strategy": strategy, "progress": False}
+    small = fo.Federation(model, data, cohort=2, local_steps=2, batch_size=4)
+    setting = {"evaluate_every": 2, "strategy": strategy, "progress": False}
     if folder is None:
-        result = fo.simulate(SCAFFOLD, model, data, rounds, **setting)
+        result = fo.simulate(SCAFFOLD, small, rounds, **setting)
         return numbers((result.history["cohort"], result.state.server, result.state.clients))
     with (
         fo.Checkpoints(folder / "checkpoints") as checkpoints,
         fo.ClientStore(folder / "store", hot=2) as store,
     ):
         result = fo.simulate(
-            SCAFFOLD, model, data, rounds, checkpoints=checkpoints, client_state=store, **setting
+            SCAFFOLD, small, rounds, checkpoints=checkpoints, client_state=store, **setting
         )
         clients = store.rows(np.arange(7)).states
     return numbers((result.history["cohort"], result.state.server, clients))
@@ -67,10 +72,10 @@ def go_back(strategy, folder):
         fo.ClientStore(folder / "store", hot=2) as store,
     ):
         result = fo.simulate(
-            lambda rate: fo.scaffold(fo.optimizers.sgd(rate)), problems.MODEL, DATA, 6,
-            learning_rate=4.0, cohort_size=5, batch_size=4, local_steps=2, evaluate_every=2,
+            fo.scheduled(lambda rate: fo.scaffold(fo.optimizers.sgd(rate)), 4.0),
+            federation(local_steps=2), 6, evaluate_every=2,
             strategy=strategy, checkpoints=checkpoints, client_state=store,
-            rollback=fo.Rollback(factor=3.0, limit=20), progress=False,
+            extensions=[fo.Rollback(factor=3.0, limit=20)], progress=False,
         )  # fmt: skip
         clients = store.rows(np.arange(7)).states
     assert result.history["step_scale"][-1] < 1
@@ -87,14 +92,15 @@ def messages():
         del key
         return sum(jax.numpy.sum(x**2) for x in variables.params.values()) / 2, fo.Aux()
 
-    model, start = fo.Model(lambda key, batch: None, loss), fo.init_state(algorithm, parts, 8)
-    start = fo.place(start)
+    model = fo.Model(lambda key, batch: None, loss)
+    every = fo.Federation(
+        model, data, cohort=8, local_steps=2, batch_size=1, initial=fo.Variables(parts)
+    )
+    start = fo.place(fo.init_state(algorithm, every))
 
     def some_rounds(state):
-        return fo.run_rounds(
-            algorithm, model, data, state, 3, cohort_size=8, batch_size=1, local_steps=2,
-            strategy=fo.Strategy("sharded", mesh=mesh),
-        )  # fmt: skip
+        strategy = fo.Strategy("sharded", mesh=mesh)
+        return fo.run_rounds(algorithm, every, state, 3, strategy=strategy)
 
     text = jax.jit(some_rounds).lower(start).compile().as_text()
     kinds = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")

@@ -156,13 +156,13 @@ def resumed(tmp_path):
         return play(client_state=store, checkpoints=checkpoints), store.rows(EVERYBODY).states
 
 
-def after_6(event):
-    return "interrupted" if event.round >= 6 else None
+def after_6(chunk):
+    return "interrupted" if chunk.last >= 6 else None
 
 
 def test_a_store_that_was_ahead_of_its_checkpoint(tmp_path, whole):
     """The process ended between the rows of rounds 6 to 9 and the checkpoint of round 9."""
-    interrupted(tmp_path, callbacks=[after_6])
+    interrupted(tmp_path, extensions=[after_6])
     with fo.ClientStore(tmp_path / "store") as store:
         store.open(SCAFFOLD, whole.state._replace(clients=()))
         store.write(9, np.arange(4), np.full((4, store.row_format.num_bytes), 7, np.uint8))
@@ -197,7 +197,7 @@ def test_a_run_that_ends_while_rows_are_written(tmp_path, whole, monkeypatch):
 
 
 def test_a_store_that_does_not_have_the_round_is_refused(tmp_path):
-    interrupted(tmp_path, callbacks=[after_6])
+    interrupted(tmp_path, extensions=[after_6])
     with fo.Checkpoints(tmp_path / "checkpoints") as checkpoints:
         with pytest.raises(ValueError, match=r"in memory holds .* round 0, but .* at round 6"):
             play(client_state=fo.ClientStore(), checkpoints=checkpoints)

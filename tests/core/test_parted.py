@@ -30,7 +30,7 @@ def streams(monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(Mesh, "is_multi_process", property(lambda mesh: True))
-    monkeypatch.setattr(sys.modules["fedjax_opt.training.simulate"], "Parted", make)
+    monkeypatch.setattr(sys.modules["fedjax_opt.training.player"], "Parted", make)
     return made
 
 
