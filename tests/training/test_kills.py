@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
-from fedjax_opt.training import checkpoint_files, history, measuring, saves
+from fedjax_opt.training import checkpoints as on_disk
 from fedjax_opt.training import extensions as acting
+from fedjax_opt.training import history, measuring, saves
 from tests.core import problems
 
 N, CHUNK, ROUNDS = 6, 3, 18
@@ -74,6 +75,8 @@ class InMemory:
     def wait(self):
         pass
 
+    close = wait
+
     def delete_after(self, number):
         for later in sorted((n for n in self.kept if n > number), reverse=True):
             self._delete(later)
@@ -91,7 +94,7 @@ STEPS = [
     (measuring.Evaluator, "__call__"), (acting.Extensions, "begin"), (acting.Extensions, "after"),
     (saves.OnDisk, "save"), (saves.OnDisk, "go_back"), (saves.Course, "go_back"),
     (saves.OnDisk, "_write"), (InMemory, "_delete"), (fo.ClientStore, "roll_back"),
-    (checkpoint_files, "delete"),
+    (on_disk, "_delete"),
 ]  # fmt: skip
 
 
@@ -177,6 +180,6 @@ def test_killed_with_checkpoints_on_disk(tmp_path):
         expected = _play(folder, checkpoints)
     steps = expected[-1]
     first = steps.index("_write")
-    assert steps[first : first + 4] == ["_write", "delete", "roll_back", "begin"]
+    assert steps[first : first + 4] == ["_write", "_delete", "roll_back", "begin"]
     for moment in range(first + 1, first + 4):
         _kill_twice(tmp_path / str(moment), make, moment, expected).close()
