@@ -82,11 +82,6 @@ class Columns:
         """Forgets all rows but the first ones."""
         self._length = length
 
-    def fill(self, name: str, value: float) -> None:
-        """Adds a column that is the same in the rows so far, unless it is there."""
-        if self._room:
-            self._room.setdefault(name, np.full(len(next(iter(self._room.values()))), value))
-
     @property
     def views(self) -> dict[str, np.ndarray]:
         """The rows so far by name, not copied."""
@@ -118,10 +113,6 @@ class History:
         if found:
             row = {"round": np.int32(number), "seconds": np.float64(seconds), **found}
             self._evaluations.append({name: np.asarray(x)[None] for name, x in row.items()})
-
-    def fill(self, name: str, value: float) -> None:
-        """Adds a column of the rounds that is the same in those so far, unless it is there."""
-        self._rounds.fill(name, value)
 
     def go_back(self, done: int) -> None:
         """Forgets all that came after so many rounds."""

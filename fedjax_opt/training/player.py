@@ -89,7 +89,10 @@ class Player:
 
     def __init__(self, plan: Plan, course: Course, scaled: bool) -> None:
         self._plan, self._strategy = plan, plan.prepared.strategy
-        self._scaled = scaled or "step_scale" in course.history.rounds
+        self._scaled = scaled
+        # The rows of a run have the same columns from its first round on.
+        rows = course.history.rounds
+        self._is_told = "step_scale" in rows if rows else scaled
         num_clients = int(plan.start.num_clients)
         self._prepared = place(plan.prepared.with_clients(num_clients), self._strategy)
         self._source = _source(plan.prepared, plan.start.cohort_key, plan.chunk)
@@ -98,8 +101,6 @@ class Player:
     def begin(self, course: Course) -> None:
         """Takes the clients to the round of the state, and the state to the devices."""
         self._scaled |= course.step_scale != 1
-        if self._scaled:
-            course.history.fill("step_scale", 1.0)
         self._plan.clients.begin(course.state, self._strategy)
         # It is copied, since its buffers are given up to the program: whoever else has it keeps theirs.
         course.state = place(jax.tree.map(jnp.copy, course.state), self._strategy)
@@ -123,7 +124,7 @@ class Player:
 
     def columns(self, course: Course) -> dict[str, float]:
         """What the history has beside what rounds tell."""
-        return {"step_scale": course.step_scale} if self._scaled else {}
+        return {"step_scale": course.step_scale} if self._is_told else {}
 
     def close(self) -> None:
         """Ends what reads ahead."""

@@ -27,15 +27,12 @@ def test_what_was_seen_before_stays_what_it_was():
     np.testing.assert_array_equal(seen, np.arange(3.0))
 
 
-def test_rows_are_forgotten_and_columns_filled():
+def test_rows_are_forgotten():
     columns = Columns()
-    columns.fill("scale", 1.0)  # there are no rows yet
     columns.append({"x": np.arange(5.0)})
     columns.cut(2)
-    columns.fill("scale", 1.0)
-    columns.append({"x": np.array([7.0]), "scale": np.array([0.5])})
+    columns.append({"x": np.array([7.0])})
     assert columns.views["x"].tolist() == [0.0, 1.0, 7.0]
-    assert columns.views["scale"].tolist() == [1.0, 1.0, 0.5]
 
 
 def test_the_clock_of_a_resumed_run_goes_on_without_a_test_set(tmp_path):

@@ -285,9 +285,9 @@ def test_a_run_may_resume_under_other_rules_but_not_with_another_guard(tmp_path)
         _play(rounds=3, checkpoints=checkpoints, guard=guard, extensions=[])
         with pytest.warns(UserWarning, match="no memory of the extension 'Rollback'.* at round 3"):
             result = _play(rounds=6, checkpoints=checkpoints, guard=guard)
-        assert result.history["step_scale"].tolist() == [1.0] * 6
+        assert "step_scale" not in result.history  # its first rounds did not have one
         result = _play(rounds=9, checkpoints=checkpoints, guard=guard, extensions=[])
-        assert result.history["step_scale"].tolist() == [1.0] * 9
+        assert len(result.history["loss"]) == 9
         for options, message in [
             ({"guard": None}, "another .* run: guard.*missing here"),
             ({"guard": fo.Guard(max_norm=1e5)}, "hyperparameters: guard.max_norm is "),
