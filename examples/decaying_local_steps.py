@@ -44,7 +44,7 @@ def main():
     print(f"                K   accuracy   until {TARGET:.0%}: rounds  seconds  MB up  GFLOPs")
     for name, local_steps in schedules.items():
         scheduled = digits.replace(local_steps=local_steps)
-        result = fo.simulate(algorithm, scheduled, ROUNDS, evaluate_every=5, description=name)
+        result = fo.simulate(algorithm, scheduled, ROUNDS, evaluate_every=5)
         steps = result.history["num_steps"].max(axis=1)
         spent = fo.costs.cost_to_target(result, TARGET, prices)
         line = (

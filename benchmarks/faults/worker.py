@@ -5,7 +5,6 @@ The first byte of DIRECTORY.mark says what it is doing: 's' starts, 'r' plays ro
 chunks; the second one is '1' as soon as all is compiled.
 """
 
-import importlib
 import mmap
 import os
 
@@ -15,7 +14,8 @@ import numpy as np
 import orbax.checkpoint  # noqa: F401 -- once, before processes are forked
 
 import fedjax_opt as fo
-from fedjax_opt.training.log import Log
+from fedjax_opt.training import player
+from fedjax_opt.training.history import History
 
 CLIENTS, CHUNK = 20, 3
 
@@ -70,10 +70,7 @@ def mark_phases(path):
     path.write_bytes(b"s0")
     with open(path, "rb+") as file:
         mark = mmap.mmap(file.fileno(), 2)
-    driving = importlib.import_module(
-        "fedjax_opt.training.simulate"
-    )  # the module, not the function
-    rounds, add = driving._play, Log.add_rounds
+    rounds, add = player._play, History.add_rounds
 
     def marked_rounds(*args, **kwargs):
         if mark[:1] == b"b":  # the first ones are compiled
@@ -84,7 +81,7 @@ def mark_phases(path):
         add(*args, **kwargs)  # waits for the rounds to be played
         mark[:1] = b"b"
 
-    driving._play, Log.add_rounds = marked_rounds, marked_add
+    player._play, History.add_rounds = marked_rounds, marked_add
 
 
 def run(directory, output, rounds=60, keep=3, devices=1, steps=300, x64=False):

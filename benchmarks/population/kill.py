@@ -138,14 +138,14 @@ def _train(folder):
     federation = fo.Federation(model, data, cohort=COHORT, local_steps=3, batch_size=1)
     store, told = fo.ClientStore(folder / "clients"), []
 
-    def tell(event):
+    def tell(chunk):
         if not told:
-            told.append(print(event.round - CHUNK, flush=True))
+            told.append(print(chunk.last - CHUNK, flush=True))
 
     with fo.Checkpoints(folder / "checkpoints") as checkpoints:
         result = fo.simulate(
             fo.scaffold(fo.optimizers.sgd(0.05)), federation, ROUNDS, evaluate_every=CHUNK,
-            checkpoints=checkpoints, client_state=store, callbacks=[tell], progress=False,
+            checkpoints=checkpoints, client_states=store, extensions=[tell], progress=False,
         )  # fmt: skip
     clients = store.rows(np.arange(CLIENTS)).states
     digest = hashlib.sha256()

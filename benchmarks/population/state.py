@@ -90,8 +90,8 @@ def _train(count, folder):
         fo.Federation(model, data, cohort=COHORT, local_steps=5, batch_size=1),
         ROUNDS,
         evaluate_every=CHUNK,
-        client_state=store,
-        callbacks=[lambda event: times.append(time.perf_counter())],
+        client_states=store,
+        extensions=[lambda chunk: times.append(time.perf_counter())],
         progress=False,
     )
     status = pathlib.Path("/proc/self/status").read_text()

@@ -133,8 +133,8 @@ def work(folder, delay):
     quadratics = fo.Federation(model, data, cohort=5, local_steps=3, batch_size=1)
     algorithm = fo.scaffold(fo.optimizers.sgd(0.1))
 
-    def tell(event):
-        print(f"round {event.round}", flush=True)
+    def tell(chunk):
+        print(f"round {chunk.last}", flush=True)
         time.sleep(delay)
 
     with fo.Checkpoints(folder / "checkpoints") as checkpoints:
@@ -145,7 +145,7 @@ def work(folder, delay):
             ROUNDS,
             evaluate_every=EVERY,
             checkpoints=checkpoints,
-            callbacks=[tell],
+            extensions=[tell],
             progress=False,
         )
     params = np.asarray(result.variables.params["x"]).tolist()

@@ -113,7 +113,7 @@ def mapped():
                 100,
                 evaluate_every=10,
                 progress=False,
-                callbacks=[lambda event: times.append(time.perf_counter())],
+                extensions=[lambda chunk: times.append(time.perf_counter())],
             )
             return (times[-1] - times[1]) / 80
 

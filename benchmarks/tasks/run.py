@@ -98,11 +98,11 @@ def train(name, algorithm, seed, rate, rounds, options):
     rows = np.random.default_rng(0).permutation(len(task.test["y"]))[: setting.tested]
     task = task.replace(test={key: x[rows] for key, x in task.test.items()}, **setting.changes)
     chosen = ALGORITHMS[algorithm](rate or rates()[name][algorithm])
-    callbacks = [fo.stop_at("accuracy", TARGETS[name][0])] if options.part == "target" else []
+    extensions = [fo.stop_at("accuracy", TARGETS[name][0])] if options.part == "target" else []
     began = time.perf_counter()
     result = fo.simulate(
         chosen, task, rounds, seed=seed, evaluate_every=setting.every, on_nonfinite="stop",
-        description=f"{name} {algorithm} {seed}", callbacks=callbacks,
+        extensions=extensions,
     )  # fmt: skip
     # A run that diverges at once is not evaluated.
     evaluated = {name: result.evaluations.get(name, np.zeros(0)) for name in ("round", "accuracy")}

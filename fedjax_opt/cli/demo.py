@@ -7,6 +7,7 @@ from typing import Any
 import fedjax_opt as fo
 from fedjax_opt.cli.files import check_plot_path
 from fedjax_opt.cli.tables import megabytes, print_table
+from fedjax_opt.training.progress import Progress
 
 ALGORITHMS = {"FedAvg": "fedavg", "FedGBO": "fedgbo-sgdm", "SCAFFOLD": "scaffold"}
 
@@ -67,7 +68,8 @@ def run(options: argparse.Namespace) -> int:
             options.rounds,
             seed=options.seed,
             evaluate_every=min(5, max(options.rounds, 1)),
-            description=f"{name:9}",
+            progress=False,
+            extensions=[Progress(f"{name:9}")],
         )
     print_table(
         ["algorithm", "accuracy", f"rounds to {options.target:.0%}", "MB up", "MB down", "seconds"],

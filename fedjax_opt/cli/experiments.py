@@ -113,7 +113,6 @@ def play(experiment: Experiment, setup: playing.Setup, directory: RunDirectory) 
     bar = RoundBar(
         total=total,
         initial=finished,
-        programs=sum(map(bool, missing)),
         desc=experiment.task.name,
         disable=not fo.distributed.is_first(),
         mininterval=0.1 if sys.stderr.isatty() else _LOGGED,
@@ -128,9 +127,7 @@ def play(experiment: Experiment, setup: playing.Setup, directory: RunDirectory) 
 
     # Of several processes each would stop after other rounds, and wait for the others.
     with bar, remembered(patient=not fo.distributed.is_joined()) as check_interrupt:
-        bar.begin_program()
         for _, found in playing.play(experiment, setup, directory, show):
-            bar.begin_program()
             finished += setup.rounds * len(found.trials)
             for trial, failure in zip(found.trials, found.failures, strict=True):
                 if failure:

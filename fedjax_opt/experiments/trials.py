@@ -4,12 +4,13 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt.core import Variables, checks
 from fedjax_opt.core.info import Info
-from fedjax_opt.training.log import Log
+from fedjax_opt.training.history import History, describe_failure
 
 # Diagnostics of each client of a cohort, of which a record has the mean.
 _OF_CLIENTS = ("client_update_norm",)
@@ -104,7 +105,8 @@ class Notes:
 
     def __init__(self, trial: Trial) -> None:
         self.trial = trial
-        self.log = Log()
+        self.history = History()
+        self.failure = ""  # why it diverged
         self.rounds = 0
         self.evaluations: list[dict[str, float]] = []
         self.records: list[dict[str, Any]] = []
@@ -112,8 +114,11 @@ class Notes:
 
     def add(self, infos: Info, count: int, evaluation: dict[str, Any]) -> None:
         """Adds a chunk of rounds, and the evaluation after it."""
-        self.log.add_rounds(infos, count)
-        history = self.log.history()
+        infos = jax.tree.map(lambda x: np.asarray(x)[:count], infos)
+        self.history.add_rounds(infos)
+        if not infos.finite.all():
+            self.failure = describe_failure(infos)
+        history = self.history.rounds
         self.rounds = len(history["round"])
         record = {
             "label": self.trial.label,
@@ -133,11 +138,6 @@ class Notes:
         means = {name: _mean(history[name][-1]) for name in _OF_CLIENTS if name in history}
         self.evaluations.append(found)
         self.records.append(record | scalars | means | _work(history["num_steps"]) | found)
-
-    @property
-    def failure(self) -> str:
-        """Why the trial diverged; empty if it did not."""
-        return "" if self.log.finite else self.log.describe_failure()
 
 
 def _mean(of_clients: np.ndarray) -> float:
@@ -168,7 +168,7 @@ def collect(notes: Sequence[Notes], rounds: int, every: int, seconds: float) -> 
         trials=tuple(note.trial for note in notes),
         rounds=np.array([note.rounds for note in notes]),
         failures=tuple(note.failure for note in notes),
-        history=_stacked([note.log.history() for note in notes], rounds),
+        history=_stacked([note.history.rounds for note in notes], rounds),
         evaluations={"round": ends, **_stacked(evaluations, len(ends))},
         variables=tuple(note.variables for note in notes),
         records=tuple(record for note in notes for record in note.records),

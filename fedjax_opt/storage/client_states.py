@@ -33,7 +33,7 @@ _BLOCK_BYTES = 2**26  # of rows that are taken over together
 class ClientStore:
     """The states of all clients of one run, kept on the host, by client.
 
-    Give it to `simulate` as `client_state`: the device then holds no more than the rows of the clients
+    Give it to `simulate` as `client_states`: the device then holds no more than the rows of the clients
     of one chunk of rounds. Clients that never took part cost nothing, and have their initial state.
 
     In a folder, a chunk of rounds is applied as a whole or not at all, and the states can go back to
@@ -55,7 +55,7 @@ class ClientStore:
       >>> store = fo.ClientStore()
       >>> federation = fo.Federation(model, data, cohort=5, local_steps=5, batch_size=1)
       >>> algorithm = fo.scaffold(fo.optimizers.sgd(0.1))
-      >>> result = fo.simulate(algorithm, federation, 20, client_state=store, progress=False)
+      >>> result = fo.simulate(algorithm, federation, 20, client_states=store, progress=False)
       >>> result.state.clients, store.round
       ((), 20)
       >>> store.rows([3, 7])[7].control["x"].shape
@@ -106,7 +106,7 @@ class ClientStore:
                 raise
         elif jax.tree.leaves(state.clients):
             raise ValueError(
-                f"state.clients must be () where client_state already holds the clients, as"
+                f"state.clients must be () where client_states already holds the clients, as"
                 f" {self._name} does; got {jax.tree.structure(state.clients)}."
             )
 
@@ -234,7 +234,7 @@ class ClientStore:
 
     @property
     def _name(self) -> str:
-        return "client_state in memory" if self.directory is None else str(self.directory)
+        return "client_states in memory" if self.directory is None else str(self.directory)
 
     def _let_go(self) -> None:
         with self._busy:

@@ -184,7 +184,7 @@ class RowFile:
 
     @property
     def _name(self) -> str:
-        return "client_state in memory" if self._path is None else str(self._path)
+        return "client_states in memory" if self._path is None else str(self._path)
 
     def _lock(self, path: pathlib.Path) -> None:
         lock = durable.Lock(path.with_suffix(".lock"))

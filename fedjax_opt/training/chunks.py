@@ -446,7 +446,7 @@ def states_of(store: ClientStore | None, chunk: int, keep: int) -> DeviceStates 
     if store is None:
         return DeviceStates()
     if not isinstance(store, ClientStore):
-        raise ValueError(f"client_state must be a ClientStore or None, got {store!r}.")
+        raise ValueError(f"client_states must be a ClientStore or None, got {store!r}.")
     return StoreStates(store, chunk, keep)
 
 

@@ -79,7 +79,6 @@ def of_run(
     prepared: Prepared,
     state: FederatedState,
     algorithm: Algorithm,
-    rollback: object = None,
     **recorded: object,
 ) -> dict[str, dict[str, str]]:
     """What makes a run the one that it is, apart from its state.
@@ -91,7 +90,6 @@ def of_run(
       prepared: what its program is called with.
       state: the state that it starts from; of it, the key and the shapes.
       algorithm: the algorithm of the first round.
-      rollback: the rules by which it may go back, if any.
       recorded: what else decides which columns the history has.
 
     Returns:
@@ -110,7 +108,6 @@ def of_run(
         "batching": federation.batching,
         "weighting": federation.weighting,
         "guard": federation.guard,
-        "rollback": rollback,
     }
     functions, numbers = describe(**parts)
     columns = {"diagnostics": str(sorted(prepared.diagnostics))}

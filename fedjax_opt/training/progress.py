@@ -1,29 +1,20 @@
-"""A progress bar over rounds whose estimate knows of compilation.
+"""A progress bar over rounds."""
 
-The first rounds of a program come with its compilation, which can take longer than hundreds of rounds. A
-rate that counts it promises hours for a run of seconds. JAX says how long it compiles, so that the rate
-can be that of the rounds alone.
-"""
-
-import functools
 import time
 from typing import Any
 
-import jax
 from tqdm.auto import tqdm
 
-_COMPILING = "/jax/core/compile/"
-_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{left}, {rate_fmt}{postfix}]"
-_MEMORY = 0.8  # what remains of the weight of an update at the next: rounds may grow longer
-# When JAX has compiled so far: spans of time, one after the other.
-_spans: list[tuple[float, float]] = []
+from fedjax_opt.training.extensions import Chunk, Extension, Memory, RunFacts
+
+_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
 
 class RoundBar(tqdm):
-    """A progress bar over rounds; used as tqdm's.
+    """A bar of tqdm whose rate leaves the first update out: that one waited for the compiler.
 
     Args:
-      programs: how many programs `begin_program` will be told of; 0 if that is never called.
+      seconds: how long the rounds have taken that were done before.
       **settings: tqdm's own.
 
     Example:
@@ -32,16 +23,12 @@ class RoundBar(tqdm):
       ...     bar.update(10)
     """
 
-    def __init__(self, *, programs: int = 0, **settings: Any) -> None:
-        _listen()
-        self._ahead, self._begun = programs, 0
-        self._seconds = self._rounds = self._left_out = 0.0
-        self._last = time.perf_counter(), compiling_seconds()
+    def __init__(self, *, seconds: float = 0.0, **settings: Any) -> None:
+        self._began = time.perf_counter() - seconds
+        self._from: tuple[float, float] | None = (
+            None  # the clock and the rounds at the first update
+        )
         super().__init__(unit="round", bar_format=_FORMAT, miniters=1, **settings)
-
-    def begin_program(self) -> None:
-        """Notes that one of the programs comes next."""
-        self._ahead, self._begun = max(self._ahead - 1, 0), self._begun + 1
 
     def update(self, n: float | None = 1) -> bool | None:
         """Counts rounds that were just done.
@@ -49,50 +36,64 @@ class RoundBar(tqdm):
         Args:
           n: how many.
         """
-        now = time.perf_counter(), compiling_seconds()
-        compiled = now[1] - self._last[1]
-        self._left_out += compiled
-        self._seconds = _MEMORY * self._seconds + max(now[0] - self._last[0] - compiled, 0.0)
-        self._rounds = _MEMORY * self._rounds + (n or 0)
-        self._last = now
+        if self._from is None:
+            self._from = time.perf_counter(), self.n + (n or 0)
         return super().update(n)
-
-    @property
-    def rate(self) -> float:
-        """Rounds per second, without compilation; 0 where it is not known yet."""
-        return self._rounds / self._seconds if self._seconds else 0.0
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Until all rounds are done, with the compilation that is still to come; None if not known."""
-        if not self.rate or self.total is None:
-            return None
-        each = self._left_out / max(self._begun, 1)
-        return max(self.total - self.n, 0) / self.rate + self._ahead * each
 
     @property
     def format_dict(self) -> dict[str, Any]:
         """What is shown."""
-        left = self.seconds_left
-        shown = "?" if left is None else self.format_interval(left)
-        return {**super().format_dict, "rate": self.rate, "left": shown}
+        now, (clock, rounds) = time.perf_counter(), self._from or (0.0, self.n)
+        rate = (self.n - rounds) / (now - clock) if self.n > rounds else None
+        # tqdm would take a rate over all of the time for one that it is not given.
+        return {
+            **super().format_dict,
+            "elapsed": now - self._began,
+            "rate": rate,
+            "initial": self.n,
+        }
 
 
-def compiling_seconds() -> float:
-    """How long JAX has traced and compiled since the first bar."""
-    return sum(end - start for start, end in _spans)
+class Progress(Extension):
+    """Shows a bar in the first process, where the output is a terminal.
 
+    Args:
+      title: what stands before it.
+    """
 
-@functools.cache
-def _listen() -> None:
-    jax.monitoring.register_event_duration_secs_listener(_note)
+    def __init__(self, title: str = "training") -> None:
+        self._title = title
+        self._bar: RoundBar | None = None
 
+    def begin(self, run: RunFacts, memory: Memory | None) -> Memory:
+        """Opens the bar, or puts it back."""
+        del memory
+        if self._bar is None:
+            self._bar = RoundBar(
+                total=run.rounds, initial=run.round, seconds=run.seconds, desc=self._title,
+                disable=None if run.is_first else True,
+            )  # fmt: skip
+        else:
+            self._bar.update(run.round - self._bar.n)
+        return ()
 
-def _note(event: str, duration_secs: float, **_: Any) -> None:
-    if not event.startswith(_COMPILING):
-        return
-    end = time.perf_counter()
-    # What is traced may hold what was traced on the way: no second counts twice.
-    while _spans and _spans[-1][0] >= end - duration_secs:
-        _spans.pop()
-    _spans.append((end - duration_secs, end))
+    def after(self, memory: Memory, chunk: Chunk) -> tuple[Memory, None]:
+        """Counts the rounds, with the loss and the accuracy of the last one."""
+        assert self._bar is not None
+        shown = {"loss": chunk.infos.loss[-1]} | {
+            name.removeprefix("mean_"): value
+            for name, value in chunk.metrics.items()
+            if name in ("accuracy", "mean_client_accuracy")
+        }
+        self._bar.set_postfix(
+            {name: f"{value:.4f}" for name, value in shown.items()}, refresh=False
+        )
+        self._bar.update(chunk.last - self._bar.n)
+        return memory, None
+
+    def end(self, memory: Memory, status: str) -> None:
+        """Closes the bar."""
+        del memory, status
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

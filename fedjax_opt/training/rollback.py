@@ -1,50 +1,38 @@
-"""When a run diverges: back to the last good state, and on with a smaller step.
+"""When a run diverges: back to the last state that has proved itself, and on with a smaller step.
 
-    diverged    the mean loss of a chunk of rounds is not finite, or above `factor` times the lowest
-                so far; or a guard skipped every round of it for what clients sent
-    good        a state that a chunk led to whose mean loss was at most sqrt(factor) times the lowest,
-                and from which the next chunk did not begin with a loss above `factor` times the lowest
-    go back     to the newest good state: a checkpoint, or a copy; what came after it is forgotten
-    step        eta shrink^n after n such returns, for an algorithm that is a function of eta;
-                else the change of the global parameters in each round, times shrink^n
-
-The scale is an argument of the compiled program: going back compiles nothing.
+loss        of a model: what the first local steps of a round measure of it, `first_loss`
+diverged    the mean loss of a chunk of rounds is not finite, or above `factor` times the lowest such
+            mean so far; or a guard skipped every round of it for what clients sent
+proven      a state from which the next chunk began with a loss of at most `factor` times the lowest
+go back     to the newest proven state, with `shrink` times the step; what came after it is forgotten
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import dataclasses
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import Partial
 
-from fedjax_opt.core import checks, trees
-from fedjax_opt.core.algorithm import Scheduled, get_variables, set_variables
-from fedjax_opt.core.controller import Controller
+from fedjax_opt.core import checks
 from fedjax_opt.core.guard import Fault
-from fedjax_opt.core.state import FederatedState
-from fedjax_opt.engine.preparation import Prepared
-from fedjax_opt.execution.strategies import place
-from fedjax_opt.training.fault_log import LOGGER
-from fedjax_opt.training.good_states import Copies, Record, losses
-from fedjax_opt.training.keeping import OnDisk
-from fedjax_opt.training.log import Log
+from fedjax_opt.core.info import Info
+from fedjax_opt.training.extensions import Chunk, Extension, GoBack, Memory, RunFacts
+from fedjax_opt.training.history import describe_failure
 
 # Codes below it say that a client did not answer, which a smaller step does not change.
 _SENT_SOMETHING = Fault.LOSS_NOT_FINITE
 
 
-class Rollback(NamedTuple):
-    """What counts as divergence in a simulated run, and what is done about it.
+@dataclasses.dataclass(frozen=True)
+class Rollback(Extension):
+    """Goes back and takes smaller steps when a run diverges; an extension of `simulate`.
 
-    It is checked after each chunk of `evaluate_every` rounds. The last good state is a checkpoint where
-    the run has `checkpoints`, else a copy: one of the newest state, and one of the good state before it.
+    It judges after each chunk of `evaluate_every` rounds. The state that it goes back to is a checkpoint
+    where the run has `checkpoints`, else a copy: there are two, of the newest state and of the newest
+    one that has proved itself.
 
     Attributes:
-      factor: a chunk's mean loss above so many times the lowest so far is divergence, more than 1.
+      factor: a mean loss above so many times the lowest so far is divergence, more than 1.
       shrink: what the step is multiplied by each time, in (0, 1).
-      limit: how often, at most; then the run stops with the last good state.
+      limit: how often, at most; then the run stops with the last proven state.
 
     Example:
       A learning rate that is far too large, and is halved until it is not:
@@ -54,7 +42,7 @@ class Rollback(NamedTuple):
       >>> federation = fo.Federation(model, data, cohort=4, local_steps=2, batch_size=1)
       >>> result = fo.simulate(
       ...     fo.scheduled(lambda eta: fo.fedavg(fo.optimizers.sgd(eta)), 50.0), federation, 40,
-      ...     evaluate_every=5, rollback=fo.Rollback(limit=10), progress=False,
+      ...     evaluate_every=5, extensions=[fo.Rollback(limit=10)], progress=False,
       ... )
       >>> len(result.history["loss"]), bool(result.history["step_scale"][-1] < 1)
       (40, True)
@@ -64,117 +52,69 @@ class Rollback(NamedTuple):
     shrink: float = 0.5
     limit: int = 5
 
+    def __post_init__(self) -> None:
+        checks.number("factor", self.factor, low=1.0, open_low=True)
+        checks.number("shrink", self.shrink, low=0.0, high=1.0, open_low=True, open_high=True)
+        checks.integer("limit", self.limit, low=1)
 
-class Fallback:
-    """What a run that may go back does after each chunk of rounds.
-
-    Args:
-      rollback: the rules.
-      prepared: the run, with the step as it was asked for.
-      states: what keeps the good states.
-      reach: how many chunks of rounds the clients' states can be taken back.
-    """
-
-    def __init__(
-        self,
-        rollback: Rollback,
-        prepared: Prepared,
-        states: Copies | OnDisk,
-        reach: float,
-    ) -> None:
-        self._rules, self._prepared = rollback, prepared
-        self._states, self._reach = states, reach
-        self.record = Record(good=(0,))
-
-    def begin(self, state: FederatedState, saved: Mapping[str, Any]) -> None:
-        """Takes up what an interrupted run remembered; a new one may go back to where it begins."""
-        self.record = Record.restored(saved) if saved else Record(good=(int(state.round),))
-        self._states.keep(state, self.record.good)
-
-    def prepared(self) -> Prepared:
-        """The run with the step as it is now."""
-        scale = jnp.asarray(self.record.scale, jnp.result_type(float))
-        return _with_scale(self._prepared, place(scale, self._prepared.strategy))
-
-    def judge(self, log: Log, state: FederatedState, done: int) -> str | None:
-        """Why the newest chunk is divergence; None if it is not, and then it may be kept as good.
-
-        Args:
-          log: what the run wrote down.
-          state: the state after the chunk.
-          done: the rounds done before it.
-        """
-        found, factor = losses(log), self._rules.factor
-        record = self.record.begun(found).tried(done, found, factor)
-        self.record = record
-        if not log.finite:
-            return log.describe_failure()
-        rows = log.newest()
-        if np.isnan(found.mean) and np.any(rows["fault"] >= _SENT_SOMETHING, axis=1).all():
-            return "Every round was skipped for what clients sent."
-        if found.mean > factor * record.lowest:
-            return (
-                f"Rounds {rows['round'][0]} to {rows['round'][-1]}: the mean loss {found.mean:.4g}"
-                f" is more than {factor:g} times the lowest so far, {record.lowest:.4g}."
+    def begin(self, run: RunFacts, memory: Memory | None) -> Memory:
+        """A new run may go back to where it begins."""
+        if not run.can_go_back:
+            raise ValueError(
+                "Rollback cannot go back in a sweep, whose trials are played together. Use"
+                " fo.simulate for this run, or leave Rollback out of the extensions."
             )
-        self.record = record.advanced(int(state.round), found, factor**0.5, self._reach)
-        self._states.keep(state, self.record.good)
-        log.note("step_scale", record.scale)
+        return memory or {"proven": run.round, "newest": run.round, "lowest": None, "returns": 0}
+
+    def keeps(self, memory: Memory) -> tuple[int, ...]:
+        """The newest proven state, and the newest, which may prove itself."""
+        return memory["proven"], memory["newest"]
+
+    def after(self, memory: Memory, chunk: Chunk) -> tuple[Memory, GoBack | None]:
+        """Judges the state that the chunk began from, and then the chunk."""
+        first, mean = _losses(chunk.infos)
+        lowest = first if memory["lowest"] is None else memory["lowest"]
+        if first <= self.factor * lowest:
+            memory = memory | {"proven": memory["newest"]}
+        why = self._divergence(chunk, mean, lowest)
+        if why is None:
+            lowest = np.fmin(lowest, mean)
+            known = None if np.isnan(lowest) else float(lowest)
+            return memory | {"newest": chunk.last, "lowest": known}, None
+        return self._back(memory, chunk.step_scale, why)
+
+    def _divergence(self, chunk: Chunk, mean: float, lowest: float) -> str | None:
+        if not chunk.finite:
+            return describe_failure(chunk.infos)
+        faults = chunk.infos.faults
+        if faults and faults.skipped.all() and (faults.code >= _SENT_SOMETHING).any(axis=1).all():
+            return "Every round was skipped for what clients sent."
+        if mean > self.factor * lowest:
+            return (
+                f"Rounds {chunk.first} to {chunk.last - 1}: the mean loss {mean:.4g} is more than"
+                f" {self.factor:g} times the lowest so far, {lowest:.4g}."
+            )
         return None
 
-    def go_back(self, log: Log, why: str) -> tuple[FederatedState, str | None]:
-        """The last good state, and a reason to stop if this was tried often enough."""
-        back = self.record.good[-1]
-        log.go_back(back)
-        state = self._states.take(back)
-        if self.record.returns == self._rules.limit:
-            count = self.record.returns
-            return state, f"{why} Gone back {count} times; the last good state is kept."
-        self.record = self.record.returned(self._rules.shrink)
-        LOGGER.warning("%s Back to round %d, with the step times %g.", why, back, self.record.scale)
-        return state, None
+    def _back(self, memory: Memory, scale: float, why: str) -> tuple[Memory, GoBack]:
+        proven, returns = memory["proven"], memory["returns"]
+        if returns == self.limit:
+            told = f"{why} Gone back {returns} times; the last good state is kept."
+            return memory, GoBack(proven, scale, told, stop=True)
+        memory = memory | {"newest": proven, "returns": returns + 1}
+        return memory, GoBack(proven, scale * self.shrink, why)
 
 
-def check_rollback(rollback: Any) -> None:
-    """Refuses rules that make no sense."""
-    if rollback is None:
-        return
-    if not isinstance(rollback, Rollback):
-        raise ValueError(f"rollback must be a Rollback or None, got {rollback!r}.")
-    checks.number("rollback.factor", rollback.factor, low=1.0, open_low=True)
-    checks.number(
-        "rollback.shrink", rollback.shrink, low=0.0, high=1.0, open_low=True, open_high=True
+def _losses(infos: Info) -> tuple[float, float]:
+    """The loss of the model that a chunk began with, and the mean over those that its rounds began with.
+
+    Rounds that nobody took part in, or that a guard has skipped, say nothing. NaN where none does.
+    """
+    says = (infos.num_steps > 0).any(axis=1)
+    if infos.faults:
+        says &= ~infos.faults.skipped
+    first, finite = infos.first_loss[says], infos.first_loss[says & infos.finite]
+    return (
+        float(first[0]) if len(first) else np.nan,
+        float(np.mean(finite, dtype=float)) if len(finite) else np.nan,
     )
-    checks.integer("rollback.limit", rollback.limit, low=1)
-
-
-def _with_scale(prepared: Prepared, scale: jax.Array) -> Prepared:
-    algorithm = prepared.algorithm
-    if not isinstance(algorithm, Scheduled):
-        step = Partial(_damped, algorithm.server_step, scale)
-        return prepared.replace(algorithm=algorithm._replace(server_step=step))
-    rate = algorithm.setting
-    if isinstance(rate, Controller):
-        rate = rate._replace(value=Partial(_scaled_value, rate.value, scale))
-    elif callable(rate):
-        rate = Partial(_scaled_schedule, rate, scale)
-    else:
-        rate = scale * jnp.asarray(rate, scale.dtype)
-    return prepared.replace(algorithm=algorithm._replace(setting=rate))
-
-
-def _damped(server_step, scale, server, mean, situation):
-    new = server_step(server, mean, situation)
-    old, moved = get_variables(server), get_variables(new)
-    part = trees.add_scaled(old.params, scale, trees.subtract(moved.params, old.params))
-    # A step that is not scaled stays the same to the last bit.
-    params = trees.select(scale < 1, part, moved.params)
-    return set_variables(new, moved._replace(params=params))
-
-
-def _scaled_value(value, scale, memory, round_number):
-    return scale * jnp.asarray(value(memory, round_number), scale.dtype)
-
-
-def _scaled_schedule(schedule, scale, round_number):
-    return scale * jnp.asarray(schedule(round_number), scale.dtype)

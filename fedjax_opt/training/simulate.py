@@ -1,38 +1,52 @@
-"""A run driven from the host, in chunks: progress, evaluation, callbacks, checkpoints between them."""
+"""A run driven from the host, in chunks of rounds, and what goes on between them.
+
+play      a chunk of rounds, one compiled program
+measure   the test sets and what measurements ask for, unless a round was not finite
+write     the rows of the rounds and of the evaluation
+act       every extension, in the order of the list; of several processes, what they agree on
+go back   if one asks for it: state, history and memories of an earlier round; or else
+save      state, history and memories; then the run ends, if anyone wants it to
+"""
 
 import contextlib
-import time
-from collections.abc import Iterable, Sequence
+import signal
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_opt.core import checks
-from fedjax_opt.core.algorithm import Algorithm, Scheduled, StaticInt
-from fedjax_opt.core.client_data import ClientData, in_memory
-from fedjax_opt.core.controller import Controller, first_algorithm
-from fedjax_opt.core.federation import Federation, check_nouns, initial_variables
-from fedjax_opt.core.state import FederatedState, as_key
-from fedjax_opt.core.struct import changed
-from fedjax_opt.engine.preparation import Prepared, prepare
-from fedjax_opt.engine.run import one_round, seats
-from fedjax_opt.execution import distributed, meshes
-from fedjax_opt.execution.strategies import Strategy, place, resolve
+from fedjax_opt.core.algorithm import Algorithm, Scheduled
+from fedjax_opt.core.federation import Federation, check_nouns
+from fedjax_opt.core.state import FederatedState
+from fedjax_opt.execution import distributed
+from fedjax_opt.execution.strategies import Strategy
 from fedjax_opt.storage.client_states import ClientStore
-from fedjax_opt.training import chunks
-from fedjax_opt.training.callbacks import Callback, Event
+from fedjax_opt.training import chunks, fingerprint
 from fedjax_opt.training.checkpoints import Checkpoints
-from fedjax_opt.training.debugging import Debugger
-from fedjax_opt.training.good_states import Copies
-from fedjax_opt.training.keeping import Keeper, OnDisk
-from fedjax_opt.training.log import Log, in_short
-from fedjax_opt.training.memory import settle_run
-from fedjax_opt.training.progress import RoundBar
-from fedjax_opt.training.result import NonFiniteLossError, Result
-from fedjax_opt.training.rollback import Fallback, Rollback, check_rollback
+from fedjax_opt.training.extensions import (
+    Chunk,
+    Extension,
+    Extensions,
+    GoBack,
+    Memory,
+    RunFacts,
+    agreed,
+)
+from fedjax_opt.training.history import (
+    LOGGER,
+    NonFiniteLossError,
+    Result,
+    describe_failure,
+)
+from fedjax_opt.training.interruption import Interrupted, Signals
+from fedjax_opt.training.measuring import Evaluation, Evaluator, Measurement
+from fedjax_opt.training.player import Plan, Player, fitting, no_rounds, planned
+from fedjax_opt.training.progress import Progress
+from fedjax_opt.training.saves import Copies, Course, OnDisk
 
 _CALL = "simulate(algorithm, federation, rounds)"
 _DEFAULT_CHUNK = 10
@@ -45,24 +59,21 @@ def simulate(
     *,
     seed: int = 0,
     state: FederatedState | None = None,
-    client_state: ClientStore | None = None,
+    client_states: ClientStore | None = None,
     evaluate_every: int = _DEFAULT_CHUNK,
-    callbacks: Iterable[Callback] = (),
+    measurements: Iterable[Measurement] = (),
+    extensions: Iterable[Extension | Callable[[Chunk], str | None]] = (),
     checkpoints: Checkpoints | None = None,
     strategy: str | Strategy = "auto",
     diagnostics: Sequence[str] = (),
     on_nonfinite: str = "raise",
-    rollback: Rollback | None = None,
-    memory_limit: int | str | None = None,
-    debug: Any = None,
     progress: bool = True,
-    description: str = "training",
 ) -> Result:
     """Trains for a number of rounds, with a progress bar, and says how it went.
 
-    Rounds run on the device in chunks of `evaluate_every`; between chunks the host evaluates, calls
-    back, saves, and shows progress. Changing the number of local steps, the cohort, a hyperparameter
-    or the number of rounds compiles nothing anew.
+    Rounds run on the device in chunks of `evaluate_every`; between chunks the host evaluates, lets
+    extensions act, saves, and shows progress. Changing the number of local steps, the cohort, a
+    hyperparameter or the number of rounds compiles nothing anew.
 
     Args:
       algorithm: the algorithm, or one with a `scheduled` learning rate.
@@ -74,10 +85,13 @@ def simulate(
       rounds: the number of rounds that the state should have when it is done.
       seed: of the model's initial variables and of everything drawn later.
       state: where to start instead; the seed is then not used.
-      client_state: where the clients' states are kept instead of on the device; `state.clients` is then
+      client_states: where the clients' states are kept instead of on the device; `state.clients` is then
         `()`. Each chunk is sent the rows of its cohorts, and the results are the same bit for bit.
       evaluate_every: the rounds between evaluations, and the length of a chunk.
-      callbacks: functions of an `Event` that may return a reason to stop.
+      measurements: what else to evaluate at the same times: pure functions of (algorithm, federation,
+        state) that return arrays by name; in the evaluations under these names.
+      extensions: what acts after each chunk, in this order: `Extension`s such as `early_stopping` and
+        `Rollback`, or functions of a `Chunk` that return a reason to stop, or None.
       checkpoints: where to save, after each chunk. If it holds a checkpoint of this run, the run
         resumes from there; one of another run is refused. SIGTERM and SIGINT then end the run after the
         chunk that is being played, with `Interrupted`.
@@ -87,13 +101,7 @@ def simulate(
         watch, `validation_<name>`.
       on_nonfinite: 'raise' a `NonFiniteLossError` that names round, client and step and holds the last
         good state, or 'stop' and return it.
-      rollback: what to do if the run diverges, a `Rollback`; `step_scale` in the history says when. It
-        goes back to a checkpoint where there are `checkpoints`, else to a copy of the state.
-      memory_limit: the strategy's own, as `Strategy(memory_limit=...)`.
-      debug: a folder, for a run without compilation, one client at a time: the inputs of the first that
-        fails are saved there for `replay`, and a `DebugError` names it.
       progress: whether to show a progress bar (never where the output is not a terminal).
-      description: the progress bar's title.
 
     Returns:
       A `Result`.
@@ -111,167 +119,166 @@ def simulate(
     rounds = checks.integer("rounds", rounds, low=1)
     chunk = checks.integer("evaluate_every", evaluate_every, low=1)
     checks.choice("on_nonfinite", on_nonfinite, ("raise", "stop"))
-    check_rollback(rollback)
-    strategy = resolve(strategy if memory_limit is None else _limited(strategy, memory_limit))
-    if isinstance(federation.local_steps, StaticInt):  # traced: another K compiles nothing
-        federation = federation.replace(local_steps=jnp.asarray(int(federation.local_steps)))
-    test, client_test = federation.test, federation.client_test
-    first = first_algorithm(algorithm)
-    clients = chunks.states_of(client_state, chunk, 1 if checkpoints is None else checkpoints.keep)
-    make = partial(_first_state, first, federation, seed, clients)
-    start = meshes.made(make, strategy.mesh) if state is None else state
-    clients, start = clients.open(first, start)
-    prepared, start = prepare(algorithm, federation, start, strategy, diagnostics, "simulate")
-    start, seen = clients.part(start, federation.cohort)
-    copies = 2 if rollback is None or checkpoints is not None else 4
-    tests = [examples for examples in (test, client_test) if examples is not None]
-    prepared = settle_run(prepared, seen, tests, chunk, copies, partial(_compiled, chunk))
-    log = Log()
-    watched = {"test": test is not None, "client_test": client_test is not None}
-    keeper = Keeper(checkpoints, prepared, start, first, rollback, **watched)
-    start = keeper.resume(start, log)
-    clients.begin(start, prepared.strategy)
-    # The state is copied, since its buffers are given up to the program: the caller keeps theirs.
-    current = jax.tree.map(jnp.copy, start)
-    source = _source(prepared, start.cohort_key, chunk)
-    prepared, current, test, client_test = place(
-        (prepared.with_clients(federation.num_clients), current, test, client_test),
-        prepared.strategy,
-    )
-    model = prepared.federation.model
-    fallback = None
-    if rollback is not None:
-        saved = None if checkpoints is None else OnDisk(keeper, start, prepared.strategy)
-        fallback = Fallback(rollback, prepared, saved or Copies(), np.inf)
-        fallback.begin(current, keeper.remembered)
-        prepared = fallback.prepared()
-    play = _play if debug is None else Debugger(debug)
-    callbacks = tuple(callbacks)
-    started = time.perf_counter() - log.seconds
-    stopped = f"{rounds} rounds done"
-    done = int(start.round)
-    bar = RoundBar(
-        total=rounds, initial=done, desc=description,
-        disable=None if progress and distributed.is_first() else True,
-    )  # fmt: skip
-    with bar, contextlib.closing(source), contextlib.closing(clients), keeper:
-        if fallback is not None and not keeper.remembered:
-            keeper.save(current, log, None, fallback.record)  # there is always one to go back to
-        while done < rounds:
-            count = min(chunk, rounds - done)
-            now = prepared.with_clients(source.take(done, count))
-            current = clients.put_in(current, done, count)
-            for ahead in (source, clients):
-                ahead.prefetch(done + count, min(chunk, rounds - done - count))
-            current, infos, played = play(now, current, jnp.int32(count), chunk)
-            good = done if fallback is None else fallback.record.good[0]
-            current = clients.take_out(current, good)
-            log.add_rounds(infos, int(played))
-            if fallback is not None and (why := fallback.judge(log, current, done)) is not None:
-                current, ended = fallback.go_back(log, why)
-                clients.begin(current, prepared.strategy)
-                done = int(current.round)
-                bar.update(done - bar.n)
-                if ended is None and (ending := keeper.ending()):
-                    ended = f"{ending} after round {done} of {rounds}"
-                if ended is not None:
-                    stopped = ended
-                    break
-                prepared = fallback.prepared()
-                continue
-            if not log.finite:
-                stopped = log.describe_failure()
-                break
-            done += int(played)
-            bar.update(int(played))
-            evaluation = log.add_evaluation(
-                first, model, current, test, client_test, started, clients.evaluate
-            )
-            history = log.history()
-            bar.set_postfix(in_short(history, evaluation))
-            if checkpoints is not None:
-                clients.flush_all()  # never behind a checkpoint: what is ahead can be taken back
-            keeper.save(current, log, evaluation, fallback and fallback.record)
-            event = Event(done, current, history, evaluation)
-            reasons = [reason for reason in (callback(event) for callback in callbacks) if reason]
-            if callbacks:
-                reasons = distributed.from_first(reasons)  # or a clock might stop one process alone
-            if reasons:
-                stopped = "; ".join(reasons)
-                break
-            if ending := keeper.ending():
-                stopped = f"{ending} after round {done} of {rounds}"
-                break
-    seconds = time.perf_counter() - started
-    result = Result(current, log.history(), log.evaluations(), seconds, stopped)
-    if not log.finite and on_nonfinite == "raise":
-        raise NonFiniteLossError(stopped, result)
-    keeper.interrupt(result)
+    acting = Extensions([*extensions, *([Progress()] if progress else [])])
+    keep = 1 if checkpoints is None else checkpoints.keep
+    clients = chunks.states_of(client_states, chunk, keep)
+    plan = planned(algorithm, federation, chunk, seed, state, clients, strategy, diagnostics)
+    evaluator = Evaluator(plan.algorithm, federation, measurements, plan.clients.evaluate)
+    course, ended = _play(plan, acting, evaluator, checkpoints, rounds)
+    return _result(course, ended, checkpoints, on_nonfinite)
+
+
+def _play(
+    plan: Plan,
+    acting: Extensions,
+    evaluator: Evaluator,
+    checkpoints: Checkpoints | None,
+    rounds: int,
+) -> tuple[Course, "_Ended"]:
+    """Takes the run up where it is, and plays it to its end."""
+    course, signals = Course(plan.start), Signals()
+    with contextlib.closing(plan.clients), contextlib.ExitStack() as stack:
+        names = evaluator.names(plan.start)
+        saves = _saves(checkpoints, plan, names)
+        saves.resume(course)
+        begin = partial(_begin, acting, course, names, rounds)
+        begin()
+        if checkpoints is not None:
+            stack.enter_context(signals)
+        stack.enter_context(saves)
+        try:
+            keeps = len(acting.keeps(course.memories))
+            plan = fitting(plan, evaluator.examples, keeps if checkpoints is None else 0)
+            evaluator.place(plan.prepared.strategy)
+            player = stack.enter_context(contextlib.closing(Player(plan, course, bool(keeps))))
+            ended = _Loop(course, player, evaluator, acting, saves, signals, rounds, begin).play()
+        except BaseException as error:
+            acting.end(course.memories, f"failed: {type(error).__name__}: {error}")
+            raise
+        acting.end(course.memories, ended.status)
+    if not course.history.rounds:  # there was nothing to do
+        course.history.add_rounds(no_rounds(plan))
+    return course, ended
+
+
+def _result(
+    course: Course,
+    ended: "_Ended",
+    checkpoints: Checkpoints | None,
+    on_nonfinite: str,
+) -> Result:
+    """What the run gave, or the error that holds it."""
+    history = course.history
+    result = Result(course.state, history.rounds, history.evaluations, course.seconds, ended.why)
+    if ended.status.startswith("failed") and on_nonfinite == "raise":
+        raise NonFiniteLossError(ended.why, result)
+    if ended.signal is not None and checkpoints is not None:
+        raise Interrupted(
+            f"{ended.why}. The checkpoint is in {checkpoints.directory}; the same call goes on from"
+            " there.",
+            result,
+            signal.Signals[ended.signal],
+        )
     return result
 
 
-def _limited(strategy: str | Strategy, limit: int | str) -> Strategy:
-    made = strategy if isinstance(strategy, Strategy) else Strategy(strategy)
-    return made._replace(memory_limit=limit)
-
-
-def _first_state(algorithm, federation, seed, clients) -> FederatedState:
-    key = as_key(seed)
-    variables = initial_variables(federation, key)
-    return clients.first_state(
-        algorithm, variables, federation.num_clients, jax.random.fold_in(key, 1)
+def _saves(checkpoints: Checkpoints | None, plan: Plan, names: tuple[str, ...]) -> Copies | OnDisk:
+    if checkpoints is None:
+        return Copies()
+    checkpoints.check_metrics(names)
+    identity = fingerprint.of_run(
+        plan.prepared, plan.start, plan.algorithm, measured=", ".join(names)
     )
+    return OnDisk(checkpoints, plan.start, identity, plan.clients.flush_all)
 
 
-def _source(prepared: Prepared, key: jax.Array, chunk: int) -> Any:
-    federation, strategy = prepared.federation, prepared.strategy
-    clients: Any = federation.clients
-    if in_memory(clients):
-        return chunks.DeviceExamples(clients, strategy)
-    if "momentum_deviation" in prepared.diagnostics:
-        raise ValueError(
-            "diagnostics: 'momentum_deviation' needs all examples in every round, but those of the"
-            " clients are in files, and only the cohorts' are read. Leave it out, or use data in memory."
+def _begin(acting: Extensions, course: Course, names: tuple[str, ...], rounds: int) -> None:
+    """Lets the extensions begin where the run is: in a new one, a resumed one, or after it went back."""
+    facts = RunFacts(course.round, rounds, names, course.seconds, distributed.is_first())
+    known = course.memories
+    course.memories = acting.begin(facts, known)
+    course.stops = {name: why for name, why in course.stops.items() if name in acting.names}
+    new = [name for name, memory in course.memories.items() if name not in known and memory]
+    if course.resumed and new:
+        warnings.warn(
+            f"The checkpoint holds no memory of the extension {new[0]!r}: it begins anew at round"
+            f" {course.round}.",
+            stacklevel=3,
         )
-    mesh = strategy.mesh
-    if (
-        mesh is None
-        or not mesh.is_multi_process
-        or isinstance(prepared.controls.local_steps, Controller)
-    ):
-        cohorts = partial(chunks.cohort_ids, federation.cohort, key, chunk, len(clients.sizes))
-        return chunks.FileExamples(clients, strategy, lambda first: cohorts(np.int32(first)))
-    read = changed(federation, clients=ClientData((), (), clients.sizes), validation=None)
-    who = prepared.replace(algorithm=(), federation=read)
-
-    def lineup(first_round: int) -> jax.Array:
-        return seats(who, key, np.int32(first_round), chunk)
-
-    return chunks.FileExamples(clients, strategy, lineup, meshes.num_parts(mesh))
 
 
-@partial(jax.jit, static_argnames="length", donate_argnames="state")
-def _play(prepared: Prepared, state: FederatedState, count: jax.Array, length: int):
-    """Up to `count` rounds, fewer if one is not finite; history arrays have room for `length`."""
-    info = jax.eval_shape(lambda s: one_round(prepared, s)[1], state)
-    room = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), info)
+class _Ended(NamedTuple):
+    """How a run ended: for extensions, for people, and by which signal."""
 
-    def go_on(carry):
-        _, _, played, finite = carry
-        return (played < count) & finite
-
-    def one(carry):
-        state, infos, played, _ = carry
-        state, info = one_round(prepared, state)
-        infos = jax.tree.map(lambda rows, row: rows.at[played].set(row), infos, info)
-        return state, infos, played + 1, info.finite
-
-    start = state, room, jnp.int32(0), jnp.asarray(True)
-    state, infos, played, _ = jax.lax.while_loop(go_on, one, start)
-    return state, infos, played
+    status: str
+    why: str
+    signal: str | None = None
 
 
-def _compiled(chunk: int, prepared: Prepared, state: FederatedState) -> Any:
-    """The program of a chunk of rounds, for shapes."""
-    count = jax.ShapeDtypeStruct((), jnp.int32)
-    return _play.lower(prepared, state, count, chunk).compile()
+class _Loop(NamedTuple):
+    """All that takes part in a run."""
+
+    course: Course
+    player: Player
+    evaluator: Evaluator
+    acting: Extensions
+    saves: Copies | OnDisk
+    signals: Signals
+    rounds: int
+    begin: Callable[[], None]
+
+    def play(self) -> _Ended:
+        """Plays chunk after chunk until the run ends."""
+        course = self.course
+        keeps = self.acting.keeps(course.memories)
+        if keeps and not course.resumed:
+            self.saves.save(course, None, keeps)  # there is always one to go back to
+        while course.round < self.rounds and not course.stops:
+            chunk, evaluation = self._play_chunk()
+            memories, answers = self.acting.after(course.memories, chunk)
+            answers, signal = agreed(answers, self.signals.taken)
+            if answers.back is not None:
+                asked = {name: memories[name] for name in answers.askers}
+                self._go_back(answers.back, asked)
+            else:
+                course.memories, course.stops = memories, answers.stops
+                if not chunk.finite:
+                    why = describe_failure(chunk.infos)
+                    return _Ended(f"failed: {why}", why)
+                keeps = self.acting.keeps(memories)
+                self.saves.save(course, evaluation.scalars, keeps)
+            if signal is not None and not course.stops:
+                why = f"{signal} after round {course.round} of {self.rounds}"
+                return _Ended(f"interrupted: {signal}", why, signal)
+        if course.stops:
+            why = "; ".join(course.stops.values())
+            return _Ended(f"stopped: {why}", why)
+        return _Ended("done", f"{self.rounds} rounds done")
+
+    def _play_chunk(self) -> tuple[Chunk, Evaluation]:
+        """Plays, measures and writes down."""
+        course, first = self.course, self.course.round
+        oldest = min(self.acting.keeps(course.memories), default=first)
+        infos = self.player.play(course, self.rounds, oldest)
+        finite = bool(infos.finite.all())
+        evaluation = self.evaluator(course.state) if finite else Evaluation({}, {})
+        course.history.add_rounds(infos, **self.player.columns(course))
+        course.history.add_evaluation(course.round, course.seconds, evaluation.found)
+        chunk = Chunk(
+            first, course.round, infos, evaluation.scalars, finite, course.seconds,
+            course.step_scale, lambda: jax.tree.map(jnp.copy, course.state),
+        )  # fmt: skip
+        return chunk, evaluation
+
+    def _go_back(self, back: GoBack, asked: dict[str, Memory]) -> None:
+        """One step: a run that is killed was either here before it, or is after it."""
+        self.saves.go_back(self.course, back, asked)
+        if not back.stop:
+            LOGGER.warning(
+                "%s Back to round %d, with the step times %g.",
+                back.reason,
+                back.round,
+                back.step_scale,
+            )
+        self.player.begin(self.course)
+        self.begin()

@@ -60,7 +60,7 @@ def keep(name, strategy, rounds, folder=None):
         fo.ClientStore(folder / "store") as store,
     ):
         result = fo.simulate(
-            SCAFFOLD, federation, rounds, checkpoints=checkpoints, client_state=store, **setting
+            SCAFFOLD, federation, rounds, checkpoints=checkpoints, client_states=store, **setting
         )
         clients = store.rows(np.arange(7)).states
     return numbers((result.history["cohort"], result.state.server, clients))
@@ -75,8 +75,8 @@ def go_back(strategy, folder):
     ):
         result = fo.simulate(
             algorithm, base(local_steps=2), 6, evaluate_every=2, strategy=strategy,
-            checkpoints=checkpoints, client_state=store,
-            rollback=fo.Rollback(factor=3.0, limit=20), progress=False,
+            checkpoints=checkpoints, client_states=store,
+            extensions=[fo.Rollback(factor=3.0, limit=20)], progress=False,
         )  # fmt: skip
         clients = store.rows(np.arange(7)).states
     assert result.history["step_scale"][-1] < 1

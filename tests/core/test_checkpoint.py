@@ -18,8 +18,8 @@ from tests.core.test_simulate import DATA, SCAFFOLD, TEST, N, simulate, without_
 WATCHED = {"test": TEST, "client_test": DATA, "evaluate_every": 10}
 
 
-def after_20(event):
-    return "interrupted" if event.round >= 20 else None
+def after_20(chunk):
+    return "interrupted" if chunk.last >= 20 else None
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def interrupted(tmp_path_factory):
     """A directory with the checkpoints of a run that was stopped at round 20 of 50."""
     directory = tmp_path_factory.mktemp("run")
     with fo.Checkpoints(directory) as checkpoints:
-        result = simulate(50, checkpoints=checkpoints, callbacks=[after_20], **WATCHED)
+        result = simulate(50, checkpoints=checkpoints, extensions=[after_20], **WATCHED)
     assert result.stopped == "interrupted"
     return directory
 
@@ -53,7 +53,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(copy):
 
 def test_the_clock_of_a_resumed_run_goes_on(tmp_path):
     with fo.Checkpoints(tmp_path) as checkpoints:
-        simulate(10, checkpoints=checkpoints, callbacks=[lambda _: time.sleep(1)],
+        simulate(10, checkpoints=checkpoints, extensions=[lambda _: time.sleep(1)],
                  test=TEST, evaluate_every=5)  # fmt: skip
         resumed = simulate(15, checkpoints=checkpoints, test=TEST, evaluate_every=5)
     assert np.all(np.diff(resumed.evaluations["seconds"]) > 0)

@@ -65,7 +65,7 @@ def whole():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_algorithm_does_not_notice(tmp_path, name):
     store = fo.ClientStore(tmp_path / "store")
-    device, result = (play(algorithm=ALGORITHMS[name], client_state=s) for s in (None, store))
+    device, result = (play(algorithm=ALGORITHMS[name], client_states=s) for s in (None, store))
     assert_same_run(device, result, store)
 
 
@@ -81,7 +81,7 @@ def test_the_algorithm_does_not_notice(tmp_path, name):
 )
 def test_whoever_takes_part(sampler):
     store = fo.ClientStore()
-    device, result = (play(cohort=sampler, client_state=s) for s in (None, store))
+    device, result = (play(cohort=sampler, client_states=s) for s in (None, store))
     assert_same_run(device, result, store)
 
 
@@ -92,7 +92,7 @@ def test_clients_of_a_model_that_devices_share(tmp_path):
     store = fo.ClientStore(tmp_path / "store")
     options = {"model": test_model_axis.MODEL, "clients": test_model_axis.data(), "cohort": 2}
     options |= {"strategy": fo.Strategy("sharded", mesh=mesh)}
-    device, result = (play(8, client_state=s, **options) for s in (None, store))
+    device, result = (play(8, client_states=s, **options) for s in (None, store))
     problems.assert_identical(device.state._replace(clients=()), result.state)
     problems.assert_identical(device.state.clients, store.rows(np.arange(7)).states)
 
@@ -102,13 +102,13 @@ def test_clients_of_a_model_that_devices_share(tmp_path):
 )
 def test_every_strategy(strategy):
     store = fo.ClientStore()
-    device, result = (play(8, strategy=strategy, client_state=s) for s in (None, store))
+    device, result = (play(8, strategy=strategy, client_states=s) for s in (None, store))
     assert_same_run(device, result, store)
 
 
 def test_clients_that_never_took_part_have_no_row(tmp_path, whole):
     store = fo.ClientStore(tmp_path / "store")
-    assert_same_run(whole, play(client_state=store), store)
+    assert_same_run(whole, play(client_states=store), store)
     took_part = np.unique(whole.history["cohort"])
     store.close()
     np.testing.assert_array_equal(problems.stored_clients(tmp_path / "store"), took_part)
@@ -118,25 +118,25 @@ def test_clients_that_never_took_part_have_no_row(tmp_path, whole):
 def test_a_run_goes_on_in_another_process_with_other_chunks(tmp_path, whole):
     """The folder is opened anew, as another process would."""
     with fo.ClientStore(tmp_path / "store") as store:
-        half = play(4, client_state=store)
+        half = play(4, client_states=store)
     with fo.ClientStore(tmp_path / "store") as store:
-        rest = play(state=half.state, client_state=store, evaluate_every=4)
+        rest = play(state=half.state, client_states=store, evaluate_every=4)
         problems.assert_identical(rest.state, whole.state._replace(clients=()))
         problems.assert_identical(whole.state.clients, store.rows(EVERYBODY).states)
 
 
 def test_a_store_takes_over_what_was_on_the_device(whole):
     half, store = play(6), fo.ClientStore()
-    rest = play(state=half.state, client_state=store)
+    rest = play(state=half.state, client_states=store)
     problems.assert_identical(rest.state, whole.state._replace(clients=()))
     problems.assert_identical(whole.state.clients, store.rows(EVERYBODY).states)
     with pytest.raises(ValueError, match=r"state.clients must be \(\)"):
-        play(state=half.state, client_state=store)
+        play(state=half.state, client_states=store)
 
 
 def test_examples_may_be_elsewhere_too(tmp_path, whole):
     store, stored = fo.ClientStore(tmp_path / "store"), fo.data.store(DATA, tmp_path / "data")
-    assert_same_run(whole, play(clients=stored, client_state=store), store)
+    assert_same_run(whole, play(clients=stored, client_states=store), store)
 
 
 def interrupted(tmp_path, **options):
@@ -145,7 +145,7 @@ def interrupted(tmp_path, **options):
         fo.ClientStore(tmp_path / "store") as store,
         fo.Checkpoints(tmp_path / "checkpoints") as checkpoints,
     ):
-        play(client_state=store, checkpoints=checkpoints, **options)
+        play(client_states=store, checkpoints=checkpoints, **options)
 
 
 def resumed(tmp_path):
@@ -153,16 +153,16 @@ def resumed(tmp_path):
         fo.ClientStore(tmp_path / "store") as store,
         fo.Checkpoints(tmp_path / "checkpoints") as checkpoints,
     ):
-        return play(client_state=store, checkpoints=checkpoints), store.rows(EVERYBODY).states
+        return play(client_states=store, checkpoints=checkpoints), store.rows(EVERYBODY).states
 
 
-def after_6(event):
-    return "interrupted" if event.round >= 6 else None
+def after_6(chunk):
+    return "interrupted" if chunk.last >= 6 else None
 
 
 def test_a_store_that_was_ahead_of_its_checkpoint(tmp_path, whole):
     """The process ended between the rows of rounds 6 to 9 and the checkpoint of round 9."""
-    interrupted(tmp_path, callbacks=[after_6])
+    interrupted(tmp_path, extensions=[after_6])
     with fo.ClientStore(tmp_path / "store") as store:
         store.open(SCAFFOLD, whole.state._replace(clients=()))
         other = jax.tree.map(lambda x: np.full_like(x, 7), store.read(np.arange(4)))
@@ -209,7 +209,7 @@ def test_the_store_goes_back_to_every_checkpoint_that_is_kept(tmp_path):
         ):
             for newest in checkpoints.rounds[len(checkpoints.rounds) - moved :]:
                 shutil.rmtree(tmp_path / "checkpoints" / str(newest))
-            play(20, client_state=store, checkpoints=checkpoints, evaluate_every=2)
+            play(20, client_states=store, checkpoints=checkpoints, evaluate_every=2)
             problems.assert_identical(store.rows(EVERYBODY).states, expected.state.clients)
 
     for moved in (0, 1, 2):
@@ -219,14 +219,14 @@ def test_the_store_goes_back_to_every_checkpoint_that_is_kept(tmp_path):
 
 
 def test_a_store_that_does_not_have_the_round_is_refused(tmp_path):
-    interrupted(tmp_path, callbacks=[after_6])
+    interrupted(tmp_path, extensions=[after_6])
     with fo.Checkpoints(tmp_path / "checkpoints") as checkpoints:
         with pytest.raises(ValueError, match=r"in memory holds .* round 0, but .* at round 6"):
-            play(client_state=fo.ClientStore(), checkpoints=checkpoints)
+            play(client_states=fo.ClientStore(), checkpoints=checkpoints)
         with pytest.raises(ValueError, match="another model, algorithm or population"):
             play(checkpoints=checkpoints)
     with pytest.raises(ValueError, match="is empty, but the run is at round 6"):
-        play(state=play(6).state._replace(clients=()), client_state=fo.ClientStore())
+        play(state=play(6).state._replace(clients=()), client_states=fo.ClientStore())
 
 
 def test_each_client_has_its_own_model(monkeypatch):
@@ -235,7 +235,7 @@ def test_each_client_has_its_own_model(monkeypatch):
     device = play(6, algorithm, client_test=test)
     monkeypatch.setattr(chunks, "_EVALUATED_BYTES", 500)  # the rows of about ten clients
     store = fo.ClientStore()
-    result = play(6, algorithm, client_test=test, client_state=store)
+    result = play(6, algorithm, client_test=test, client_states=store)
     name = "client_loss"
     np.testing.assert_array_equal(result.evaluations[name], device.evaluations[name], strict=True)
     some = result.state._replace(clients=store.rows([3, 8]))
@@ -247,9 +247,9 @@ def test_each_client_has_its_own_model(monkeypatch):
 
 def test_nothing_is_compiled_twice():
     model, traces = problems.counted()
-    play(4, model=model, client_state=fo.ClientStore())
+    play(4, model=model, client_states=fo.ClientStore())
     compiled = len(traces)
-    play(20, model=model, client_state=fo.ClientStore())
+    play(20, model=model, client_states=fo.ClientStore())
     assert len(traces) == compiled
 
 
@@ -257,7 +257,7 @@ def test_rows_that_chunks_share_are_read_once(whole, monkeypatch):
     read, store = [], fo.ClientStore()
     read_rows = store.read
     monkeypatch.setattr(store, "read", lambda ids: read.append(set(ids.tolist())) or read_rows(ids))
-    play(client_state=store)
+    play(client_states=store)
     cohorts = [set(whole.history["cohort"][i : i + 3].ravel().tolist()) for i in (0, 3, 6, 9)]
     before = [set(), *cohorts]
     assert read[:4] == [now - last for now, last in zip(cohorts, before, strict=False)]
@@ -267,20 +267,20 @@ def test_rows_that_chunks_share_are_read_once(whole, monkeypatch):
 def test_a_round_that_is_not_finite_leaves_the_last_good_states():
     algorithm, store = fo.scaffold(opt.sgd(1e60)), fo.ClientStore()
     device, result = (
-        play(algorithm=algorithm, client_state=s, on_nonfinite="stop") for s in (None, store)
+        play(algorithm=algorithm, client_states=s, on_nonfinite="stop") for s in (None, store)
     )
     assert device.stopped == result.stopped and 0 < store.round < 11
     assert_same_run(device, result, store)
 
 
 def test_stateless_algorithms_leave_the_store_alone(tmp_path):
-    result = play(2, fo.fedavg(opt.sgd(0.02)), client_state=fo.ClientStore(tmp_path / "store"))
+    result = play(2, fo.fedavg(opt.sgd(0.02)), client_states=fo.ClientStore(tmp_path / "store"))
     assert result.state.clients == () and not (tmp_path / "store").exists()
 
 
 def test_wrong_arguments():
-    with pytest.raises(ValueError, match="client_state must be a ClientStore or None, got 'here'"):
-        play(client_state="here")
+    with pytest.raises(ValueError, match="client_states must be a ClientStore or None, got 'here'"):
+        play(client_states="here")
     lost = play(2).state._replace(clients=())
     with pytest.raises(ValueError, match=r"state\.clients must have the tree structure"):
         fo.run_rounds(SCAFFOLD, BASE, lost, 2, strategy="scan")

@@ -175,7 +175,7 @@ def other_loss(variables, batch, key):
         ({"cohort": 2}, "cohort.size is 3 there and 2 here"),
         ({"seed": 1}, "another seed: key is"),
         ({"diagnostics": ["client_update_norm"]}, r"history.*diagnostics is \[\] there"),
-        ({"test": DATA.examples}, "test is False there and True here"),
+        ({"test": DATA.examples}, "measured is  there and distance, loss here"),
         ({"clients": problems.ragged(DATA.sizes, seed=1)}, r"Other data: data.examples\['x'\]"),
         ({"local_steps": lambda t: 2 + t}, "local_steps is missing there and .*<lambda> here"),
     ],
@@ -188,7 +188,7 @@ def test_another_run_is_refused_with_what_differs(fedavg, changed, named):
 
 
 def test_what_changes_no_number_may_change(fedavg, tmp_path):
-    options = {"evaluate_every": 3, "strategy": "vmap", "description": "again"}
+    options = {"evaluate_every": 3, "strategy": "vmap"}
     shutil.copytree(fedavg, tmp_path / "copy")
     result = played(tmp_path / "copy", 8, fo.fedavg(SGD), **options)
     assert result.history["loss"].shape == (8,)
@@ -255,7 +255,7 @@ def test_the_program_is_the_same_wherever_clients_are_kept(tmp_path):
     found = []
     for store in (None, fo.ClientStore()):
         home = tmp_path / str(store is None)
-        played(home, 5, fo.scaffold(SGD), client_state=store)
+        played(home, 5, fo.scaffold(SGD), client_states=store)
         found.append(durable.read_json(home / "5" / "about.json")["program"])
     assert found[0] == found[1]
 

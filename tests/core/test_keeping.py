@@ -1,9 +1,8 @@
-"""What stays of a run's checkpoints, how they are written meanwhile, and what signals do."""
+"""What stays of a run's checkpoints, and how they are written meanwhile."""
 
 import errno
 import gc
 import os
-import signal
 import threading
 
 import jax
@@ -14,7 +13,7 @@ import pytest
 import fedjax_opt as fo
 from fedjax_opt.storage import durable
 from tests.core import problems
-from tests.core.test_simulate import DATA, N, simulate
+from tests.core.test_simulate import N, simulate
 
 FEDAVG = fo.fedavg(fo.optimizers.sgd(0.1))
 STATE = problems.start(FEDAVG, N)
@@ -124,13 +123,13 @@ def test_rounds_go_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
                 held.go.set()
             wait()
 
-        def watch(event):
-            events.append((event.round, held.go.is_set()))
+        def watch(chunk):
+            events.append((chunk.last, held.go.is_set()))
 
         monkeypatch.setattr(checkpoints, "wait", watched)
-        simulate(15, FEDAVG, checkpoints=checkpoints, callbacks=[watch], evaluate_every=5)
+        simulate(15, FEDAVG, checkpoints=checkpoints, extensions=[watch], evaluate_every=5)
         assert checkpoints.rounds == [5, 10, 15]
-    assert events[:3] == [(5, False), ("waits", False), (10, True)]
+    assert events[:3] == [(5, False), (10, False), ("waits", False)]
 
 
 def test_a_write_that_fails_is_told_and_leaves_the_others(tmp_path, monkeypatch):
@@ -275,90 +274,20 @@ def test_what_a_kill_has_left_is_cleared_away(tmp_path):
     assert os.listdir(tmp_path / "history") == []
 
 
-def raising(number, at_round=10, times=1):
-    def callback(event):
-        if event.round == at_round:
-            for _ in range(times):
-                signal.raise_signal(number)
-
-    return callback
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_run_after_its_checkpoint(tmp_path, number):
-    handlers = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)]
-    options = {"evaluate_every": 5, "test": DATA.examples}
-    with fo.Checkpoints(tmp_path) as checkpoints:
-        with pytest.raises(fo.Interrupted) as caught:
-            simulate(30, FEDAVG, checkpoints=checkpoints, callbacks=[raising(number)], **options)
-        assert checkpoints.latest_round == 10
-        result = caught.value.result
-        assert result.stopped == f"{number.name} after round 10 of 30"
-        assert result.history["loss"].shape == (10,) and int(result.state.round) == 10
-        assert str(tmp_path) in str(caught.value) and caught.value.exit_code == 128 + number
-        assert isinstance(caught.value, KeyboardInterrupt)
-        assert [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)] == handlers
-        resumed = simulate(30, FEDAVG, checkpoints=checkpoints, **options)
-    problems.assert_identical(resumed.state, simulate(30, FEDAVG, **options).state)
-
-
-def test_a_signal_in_the_last_chunk_is_not_lost(tmp_path):
-    with fo.Checkpoints(tmp_path) as checkpoints, pytest.raises(fo.Interrupted, match="10 of 10"):
-        simulate(10, FEDAVG, checkpoints=checkpoints, callbacks=[raising(signal.SIGTERM)],
-                 evaluate_every=5)  # fmt: skip
-
-
-@pytest.fixture
-def usual_interrupt():
-    """The handler of SIGINT that Python has by itself; without a terminal it may be ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_a_second_signal_does_what_it_did_before(tmp_path, usual_interrupt):
-    with fo.Checkpoints(tmp_path) as checkpoints:
-        with pytest.raises(KeyboardInterrupt) as caught:
-            simulate(10, FEDAVG, checkpoints=checkpoints, evaluate_every=5,
-                     callbacks=[raising(signal.SIGINT, 5, times=2)])  # fmt: skip
-        assert type(caught.value) is KeyboardInterrupt
-        assert checkpoints.rounds == [5]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_signals_are_left_alone_without_checkpoints_and_in_other_threads(tmp_path):
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    seen = []
-
-    def watch(event):
-        seen.append((signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)))
-
-    simulate(5, FEDAVG, evaluate_every=5, callbacks=[watch])
-    with fo.Checkpoints(tmp_path) as checkpoints:
-        thread = threading.Thread(
-            target=simulate,
-            args=(5, FEDAVG),
-            kwargs={"checkpoints": checkpoints, "evaluate_every": 5, "callbacks": [watch]},
-        )
-        thread.start()
-        thread.join()
-        assert checkpoints.rounds == [5]
-    assert seen == [before, before]
-
-
 def test_a_failure_of_the_run_is_told_before_that_of_its_checkpoint(tmp_path, monkeypatch):
     held = Held(monkeypatch, OSError("disk"))
     held.go.set()
 
-    def fail(event):
-        raise ZeroDivisionError
+    def fail(chunk):
+        if chunk.last == 10:
+            raise ZeroDivisionError
 
     with (
         fo.Checkpoints(tmp_path) as checkpoints,
         pytest.warns(UserWarning, match="The last checkpoint was not written: disk"),
         pytest.raises(ZeroDivisionError),
     ):
-        simulate(5, FEDAVG, checkpoints=checkpoints, callbacks=[fail], evaluate_every=5)
+        simulate(10, FEDAVG, checkpoints=checkpoints, extensions=[fail], evaluate_every=5)
 
 
 def test_a_checkpoint_lists_every_file_and_its_checksum(tmp_path):

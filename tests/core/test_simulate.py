@@ -77,11 +77,11 @@ def test_evaluations_on_a_test_set_and_by_client():
     held_out = problems.ragged((3, 1, 4, 2, 5, 6), seed=9)
     states = {}
 
-    def keep(event):
-        states[event.round] = jax.tree.map(np.asarray, event.state.variables.params["w"])
+    def keep(chunk):
+        states[chunk.last] = jax.tree.map(np.asarray, chunk.state().variables.params["w"])
 
     result = simulate(
-        12, test=held_out.examples, client_test=held_out, evaluate_every=5, callbacks=[keep]
+        12, test=held_out.examples, client_test=held_out, evaluate_every=5, extensions=[keep]
     )
     found = result.evaluations
     assert found["round"].tolist() == [5, 10, 12] == list(states)
@@ -96,60 +96,56 @@ def test_evaluations_on_a_test_set_and_by_client():
         np.testing.assert_allclose(found["client_loss"][row], by_client, rtol=1e-12)
 
 
-def test_callbacks_see_events_and_may_stop():
-    events = []
-
-    def watch(event):
-        events.append((event.round, len(event.history["loss"]), sorted(event.evaluation)))
-
-    def stop(event):
-        return "enough" if event.round >= 10 else None
-
-    result = simulate(
-        30, test=TEST, client_test=DATA, evaluate_every=5, callbacks=[watch, stop, stop]
-    )
-    names = ["distance", "loss", "mean_client_distance", "mean_client_loss"]
-    assert events == [(5, 5, names), (10, 10, names)]
-    assert result.stopped == "enough; enough"
-    assert int(result.state.round) == 10 and len(result.history["loss"]) == 10
-
-
-def event(number, **evaluation):
-    return fo.Event(number, None, {}, evaluation)
-
-
-def test_early_stopping_waits_for_its_patience():
-    stop = fo.early_stopping("loss", patience=2)
-    values = [3.0, 2.0, 2.5, 1.9, 1.9, 2.0]
-    reasons = [stop(event(i, loss=value)) for i, value in enumerate(values)]
-    assert reasons == [None] * 5 + ["loss has not improved in 2 evaluations"]
-    assert stop(event(9)) is None, "no evaluation, no verdict"
-
-
-def test_early_stopping_may_maximise():
-    stop = fo.early_stopping("accuracy", patience=1, maximise=True)
-    assert stop(event(1, accuracy=0.5)) is None
-    assert stop(event(2, accuracy=0.6)) is None
-    assert stop(event(3, accuracy=0.6)) is not None
-
-
-def test_stop_at_a_target():
-    assert fo.stop_at("accuracy", 0.9)(event(1, accuracy=0.89)) is None
-    assert fo.stop_at("accuracy", 0.9)(event(1, accuracy=0.9)) == "accuracy reached 0.9"
-    assert fo.stop_at("loss", 0.5, maximise=False)(event(1, loss=0.4)) == "loss reached 0.5"
-    assert fo.stop_at("loss", 0.5, maximise=False)(event(1, loss=0.6)) is None
-
-
-def test_an_unknown_metric_is_named():
-    with pytest.raises(
-        ValueError, match=r"metric must be .*\['distance', 'loss'\], got 'accuracy'"
-    ):
-        simulate(5, test=TEST, callbacks=[fo.stop_at("accuracy", 0.9)])
-
-
 def diverging(**options):
     """Steps far too long: after a few rounds a loss overflows."""
     return simulate(50, fo.scaffold(fo.optimizers.sgd(1e30)), **options)
+
+
+def test_measurements_are_evaluated_too():
+    """A number and one per client, at the same times as the test set, under the names that they have."""
+
+    def size(algorithm, federation, state):
+        del algorithm, federation
+        w = state.variables.params["w"]
+        return {"size": jnp.linalg.norm(w), "by_client": jnp.array(SIZES, w.dtype) * w[0]}
+
+    seen = []
+    result = simulate(
+        10, test=TEST, evaluate_every=5, measurements=[size], extensions=[
+            lambda chunk: seen.append(dict(chunk.metrics)), fo.stop_at("size", -1.0)
+        ]
+    )  # fmt: skip
+    w = np.asarray(result.variables.params["w"])
+    assert result.stopped == "size reached -1.0" and int(result.state.round) == 5
+    np.testing.assert_allclose(result.evaluations["size"], [np.linalg.norm(w)])
+    np.testing.assert_allclose(result.evaluations["by_client"], [np.array(SIZES) * w[0]])
+    assert sorted(seen[0]) == ["distance", "loss", "mean_by_client", "size"]
+    with pytest.raises(ValueError, match="names that are not used yet, but 'loss' is"):
+        simulate(10, test=TEST, measurements=[lambda *_: {"loss": jnp.zeros(())}])
+    with pytest.raises(ValueError, match=r"measurements must hold functions .* got 'size'"):
+        simulate(10, measurements=["size"])
+
+
+def test_there_is_a_history_where_nothing_was_left_to_do():
+    done = simulate(5)
+    again = simulate(5, state=done.state, guard=fo.Guard())
+    assert again.history.keys() >= done.history.keys() | {"excluded"}
+    assert again.history["loss"].shape == (0,) and again.history["cohort"].shape == (0, 3)
+    problems.assert_identical(again.state, done.state)
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 100], [4, 2, 4]])
+def test_a_sampler_that_draws_nobody_or_somebody_twice_is_found_out(ids):
+    def draw(size, key, round_number, num_clients):
+        del size, key, num_clients
+        return jnp.array([[0, 1, 2], ids], jnp.int32)[jnp.int32(round_number >= 3)], jnp.ones(
+            3, bool
+        )
+
+    sampler = fo.Sampler(jax.tree_util.Partial(draw), 3)
+    with pytest.raises(ValueError, match=r"from 0 to 5, but that of round 3 is \[") as error:
+        simulate(cohort=sampler)
+    assert str(ids) in str(error.value)
 
 
 def test_a_non_finite_loss_names_round_client_and_step():
@@ -229,9 +225,11 @@ class Terminal:
 def test_progress_is_shown_on_terminals_alone(monkeypatch, is_terminal, progress, shown):
     stream = Terminal(is_terminal)
     monkeypatch.setattr(sys, "stderr", stream)
-    result = simulate(progress=progress, description="my run", test=TEST)
+    result = simulate(progress=progress, test=TEST)
     assert int(result.state.round) == 20
-    assert ("my run" in stream.text and "20/20" in stream.text and "loss=" in stream.text) == shown
+    assert (
+        "training" in stream.text and "20/20" in stream.text and "loss=" in stream.text
+    ) == shown
     assert bool(stream.text) == shown
 
 

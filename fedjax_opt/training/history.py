@@ -1,0 +1,192 @@
+"""What a simulated run writes down, on the host: one row per round, one per evaluation; its result."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_opt.core.guard import Fault
+from fedjax_opt.core.info import Info
+from fedjax_opt.core.model import Variables
+from fedjax_opt.core.state import FederatedState
+
+LOGGER = logging.getLogger("fedjax_opt")
+
+_COLUMNS = ("round", "loss", "first_loss", "update_norm", "cohort", "client_loss", "num_steps")
+# A fleet may lose thousands of clients in a round; all of them are in the history.
+_NAMED = 20
+
+Rows = Mapping[str, np.ndarray]
+
+
+class Result(NamedTuple):
+    """What a simulated run gave.
+
+    Attributes:
+      state: the final state; pass it to another run to go on.
+      history: arrays with one row per round: `round`, `loss`, `first_loss`, `update_norm`, `cohort`,
+        `client_loss`, `num_steps`, the model's metrics as `train_<name>`, diagnostics by name; with a
+        guard `fault` and `asked` `[rounds, S]`, `excluded` and `skipped`; with an extension that may go
+        back, `step_scale`.
+      evaluations: arrays with one row per evaluation: `round`, `seconds`, and the test set's metrics
+        by name; with a `client_test`, also `client_<name>` `[evaluations, N]`; and what measurements
+        return.
+      seconds: wall-clock seconds, compilation included; of a resumed run, also those before.
+      stopped: why the run ended.
+    """
+
+    state: FederatedState
+    history: dict[str, np.ndarray]
+    evaluations: dict[str, np.ndarray]
+    seconds: float
+    stopped: str
+
+    @property
+    def variables(self) -> Variables:
+        """The final global model."""
+        return self.state.variables
+
+
+class NonFiniteLossError(FloatingPointError):
+    """A loss or an update became NaN or infinite. `result` holds the run up to the last good round."""
+
+    def __init__(self, message: str, result: Result):
+        super().__init__(message)
+        self.result = result
+
+
+class Columns:
+    """Arrays by name that rows are appended to. They have room to grow: no row is copied often."""
+
+    def __init__(self) -> None:
+        self._room: dict[str, np.ndarray] = {}
+        self._length = 0
+
+    def append(self, rows: Rows) -> None:
+        """Adds rows, of the same columns each time."""
+        first = next(iter(rows.values()))
+        if not self._room:
+            self._room = {name: np.empty((0, *x.shape[1:]), x.dtype) for name, x in rows.items()}
+        length, end = self._length, self._length + len(first)
+        for name, room in self._room.items():
+            if end > len(room):
+                larger = np.empty((max(end, 2 * len(room)), *room.shape[1:]), room.dtype)
+                larger[:length] = room[:length]
+                self._room[name] = room = larger
+            room[length:end] = rows[name]
+        self._length = end
+
+    def cut(self, length: int) -> None:
+        """Forgets all rows but the first ones."""
+        self._length = length
+
+    @property
+    def views(self) -> dict[str, np.ndarray]:
+        """The rows so far by name, not copied."""
+        return {name: room[: self._length] for name, room in self._room.items()}
+
+
+class History:
+    """The rows of a run."""
+
+    def __init__(self) -> None:
+        self._rounds, self._evaluations = Columns(), Columns()
+
+    def add_rounds(self, infos: Info, **columns: float) -> None:
+        """Adds a chunk of rounds. One that was not finite was not applied, and is left out.
+
+        Args:
+          infos: of the rounds that were played, arrays on the host.
+          columns: what else to write down, one value for all of them.
+        """
+        rows = {name: getattr(infos, name) for name in _COLUMNS}
+        rows |= {f"train_{name}": values for name, values in infos.metrics.items()}
+        rows |= infos.diagnostics
+        rows |= _excluded(infos)
+        rows |= {name: np.full(len(infos.round), value) for name, value in columns.items()}
+        self._rounds.append({name: values[infos.finite] for name, values in rows.items()})
+
+    def add_evaluation(self, number: int, seconds: float, found: Mapping[str, np.ndarray]) -> None:
+        """Adds what was evaluated after some rounds; nothing, if nothing was."""
+        if found:
+            row = {"round": np.int32(number), "seconds": np.float64(seconds), **found}
+            self._evaluations.append({name: np.asarray(x)[None] for name, x in row.items()})
+
+    def go_back(self, done: int) -> None:
+        """Forgets all that came after so many rounds."""
+        if self.rounds:
+            self._rounds.cut(int(np.sum(self.rounds["round"] < done)))
+        if self.evaluations:
+            self._evaluations.cut(int(np.sum(self.evaluations["round"] <= done)))
+
+    @property
+    def rounds(self) -> dict[str, np.ndarray]:
+        """Arrays over the rounds, by name."""
+        return self._rounds.views
+
+    @property
+    def evaluations(self) -> dict[str, np.ndarray]:
+        """Arrays over the evaluations, by name."""
+        return self._evaluations.views
+
+    def resume(self, rounds: Rows, evaluations: Rows) -> None:
+        """Takes up what an interrupted run had written down."""
+        for columns, rows in ((self._rounds, rounds), (self._evaluations, evaluations)):
+            if rows:
+                columns.append(rows)
+
+
+def describe_failure(infos: Info) -> str:
+    """Names the round, the client and the local step at which a number stopped being one.
+
+    Args:
+      infos: of some rounds, the last of which was not finite.
+    """
+    info = jax.tree.map(lambda x: x[-1], infos)
+    took_part = info.num_steps > 0
+    bad = np.flatnonzero(took_part & ~np.isfinite(info.client_loss))
+    if not len(bad):
+        return (
+            f"Round {info.round}: every loss was finite, but the server's update was not. The last"
+            " good state is kept."
+        )
+    names = ", ".join(
+        f"client {info.cohort[i]} (loss {info.client_loss[i]} from local step {info.bad_step[i]} on)"
+        for i in bad[:3]
+    )
+    more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+    return (
+        f"Round {info.round}: the loss is not finite on {names}{more}. The last good state is kept;"
+        " a smaller learning rate or fewer local steps may help."
+    )
+
+
+def _excluded(infos: Info) -> dict[str, Any]:
+    """The columns about what a guard did, whose excluded clients are named in the log."""
+    if not infos.faults:
+        return {}
+    client, code, skipped = infos.faults
+    for t, clients, codes, was_skipped in zip(infos.round, client, code, skipped, strict=True):
+        if codes.any():
+            LOGGER.warning("Round %d: left out %s.", t, _names_by_fault(clients, codes))
+        if was_skipped:
+            left = int(np.sum((clients >= 0) & (codes == 0)))
+            LOGGER.warning(
+                "Round %d: skipped, with %d clients left; the model is unchanged.", t, left
+            )
+    count = np.asarray(np.sum(code > 0, axis=1, dtype=np.int32))
+    return {"asked": client, "fault": code, "excluded": count, "skipped": skipped}
+
+
+def _names_by_fault(clients: np.ndarray, codes: np.ndarray) -> str:
+    """'client 3 (upload not finite); clients 5, 9 (dropped out)'."""
+    found = []
+    for fault in Fault:
+        ids = clients[(codes == fault) & (fault > 0)]
+        if len(ids):
+            names = ", ".join(map(str, ids[:_NAMED])) + (", ..." if len(ids) > _NAMED else "")
+            why = fault.name.lower().replace("_", " ")
+            found.append(f"client{'s' * (len(ids) > 1)} {names} ({why})")
+    return "; ".join(found)

@@ -1,0 +1,73 @@
+"""SIGTERM and Ctrl-C while a run with checkpoints goes on: it ends after the chunk, which is saved."""
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+_STDERR = 2
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGTERM or SIGINT ended a run with checkpoints, after the last one was written.
+
+    It is a `KeyboardInterrupt`, so that no `except Exception` takes it for a failure. The same call of
+    `simulate` goes on where it was.
+
+    Attributes:
+      result: the run so far.
+      exit_code: what a program that ends because of this signal returns to its caller, 128 + its number.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> error = fo.Interrupted("SIGTERM after round 10", result=None, signal_number=15)
+      >>> error.exit_code
+      143
+    """
+
+    def __init__(self, message: str, result: Any, signal_number: int):
+        super().__init__(message)
+        self.result = result
+        self.exit_code = 128 + signal_number
+
+
+class Signals:
+    """Takes SIGTERM and SIGINT in the main thread, while it is entered.
+
+    The first one is only noted, for the run to end after the chunk that is being played. A second one
+    does what it did before.
+    """
+
+    def __init__(self) -> None:
+        self._previous: dict[int, Any] = {}
+        self.taken: str | None = None  # the name of the first one
+
+    def __enter__(self) -> "Signals":
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, self._take) for number in _SIGNALS}
+        return self
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self.taken is None:
+            self.taken = signal.Signals(number).name
+            # Not by print: the signal may have come in the middle of one.
+            os.write(
+                _STDERR,
+                f"\nfedjax_opt: {self.taken}: the run ends when the rounds that are being played are"
+                " saved. A second one ends it now.\n".encode(),
+            )
+            return
+        self._give_back()
+        signal.raise_signal(number)
+
+    def _give_back(self) -> None:
+        for number, handler in self._previous.items():
+            # None stands for a handler that was not set from Python, and cannot be set again from it.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._previous = {}
+
+    def __exit__(self, *_: object) -> None:
+        self._give_back()
