@@ -51,9 +51,6 @@ def expected_rounds_to_see_all(num_clients: int, cohort_size: int) -> float:
       >>> import fedjax_opt as fo
       >>> round(fo.bounds.expected_rounds_to_see_all(100, 10), 2)
       49.94
-
-    Reference:
-      Stadje. The collector's problem with group drawings. Advances in Applied Probability, 1990.
     """
     num_clients, cohort_size = _check_sizes(num_clients, cohort_size)
     expected = np.zeros(num_clients + 1)
@@ -85,9 +82,6 @@ def probability_all_seen(num_clients: int, cohort_size: int, rounds: int) -> flo
       >>> import fedjax_opt as fo
       >>> [round(fo.bounds.probability_all_seen(100, 10, t), 3) for t in (10, 50, 100)]
       [0.0, 0.592, 0.997]
-
-    Reference:
-      Stadje. The collector's problem with group drawings. Advances in Applied Probability, 1990.
     """
     num_clients, cohort_size = _check_sizes(num_clients, cohort_size)
     rounds = checks.integer("rounds", rounds, low=0)
@@ -111,9 +105,6 @@ def rounds_to_see_all_quantile(num_clients: int, cohort_size: int, probability: 
       ...     fo.bounds.rounds_to_see_all_quantile(100, 10, 0.99)
       ... )
       (48, 88)
-
-    Reference:
-      Stadje. The collector's problem with group drawings. Advances in Applied Probability, 1990.
     """
     num_clients, cohort_size = _check_sizes(num_clients, cohort_size)
     checks.number("probability", probability, low=0.0, high=1.0, open_high=True)
@@ -134,19 +125,12 @@ def expected_unseen_share_squared(
       cohort_size: S <= N clients in every round, drawn uniformly without replacement.
       rounds: t > 0.
 
-    Returns:
-      The expectation.
-
     Example:
       In turn, 10 rounds of a tenth each would leave nobody out:
 
       >>> import fedjax_opt as fo
       >>> round(float(fo.bounds.expected_unseen_share_squared(100, 10, 10)), 3)
       0.123
-
-    Reference:
-      Zaccone et al. Communication-efficient federated learning with generalized heavy-ball momentum.
-      2024. Lemma 4.4.
     """
     share = _unseen_share_squared(num_clients, cohort_size, rounds)
     known = not checks.is_traced(num_clients, cohort_size)

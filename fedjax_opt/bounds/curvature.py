@@ -120,9 +120,6 @@ def estimate_curvature(
       chunk_size: the examples whose losses are computed at once.
       seed: of the random start.
 
-    Returns:
-      A `Curvature`.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import fedjax_opt as fo
@@ -225,9 +222,6 @@ def estimate_minimum(
       chunk_size: the examples whose losses are computed at once.
       seed: of Lanczos' method.
 
-    Returns:
-      A `Minimum`.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import numpy as np
@@ -272,9 +266,6 @@ def estimate_heterogeneity(
       max_steps: of Newton's method.
       chunk_size: the examples whose losses are computed at once.
       seed: of Lanczos' method.
-
-    Returns:
-      A `Heterogeneity`.
 
     Example:
       Clients that agree on the optimum:

@@ -126,9 +126,6 @@ def estimate_constants(
       chunk_size: the examples whose losses are computed at once.
       seed: of Lanczos' method and of the sample.
 
-    Returns:
-      An `EstimatedConstants`.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import fedjax_opt as fo

@@ -106,9 +106,6 @@ def fedacg_learning_rate(
       local_steps: K.
       rounds: t + 1.
 
-    Returns:
-      eta.
-
     Example:
       >>> import fedjax_opt as fo
       >>> constants = fo.bounds.FedACGConstants(smoothness=1.0)
@@ -139,9 +136,6 @@ def fedacg_nonconvex(
       momentum: lambda, in [0, 1).
       local_steps: K.
       rounds: t + 1.
-
-    Returns:
-      A `Bound`.
 
     Example:
       >>> import fedjax_opt as fo

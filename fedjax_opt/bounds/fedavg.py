@@ -156,16 +156,11 @@ def fedavg(
         for many at once, `[..., R]`.
       budget: the `Rounds` or `Seconds` in which the same K is used; None for a schedule.
 
-    Returns:
-      A `Bound`.
-
     Example:
       As many steps in all, from 10 a round to 1 rather than 10 to the end:
 
       >>> import fedjax_opt as fo
-      >>> constants = fo.bounds.FedAvgConstants(
-      ...     smoothness=1.0, strong_convexity=0.5, initial_loss=1.0, gradient_bound=0.1, cohort_size=10
-      ... )
+      >>> constants = fo.bounds.FedAvgConstants(1.0, 0.5, 1.0, gradient_bound=0.1, cohort_size=10)
       >>> fixed = fo.bounds.fedavg(constants, 0.01, 10, fo.bounds.Rounds(100))
       >>> falling = fo.bounds.fedavg(constants, 0.01, [10] * 50 + [1] * 500)
       >>> round(float(fixed.value), 3), round(float(falling.value), 3)
@@ -220,16 +215,11 @@ def optimal_local_steps(
       learning_rate: eta > 0.
       budget: the `Rounds` or `Seconds`. The seconds of a step, beta, do not matter to K*.
 
-    Returns:
-      An `Optimum`.
-
     Example:
       An eighth of the time, twice the steps:
 
       >>> import fedjax_opt as fo
-      >>> constants = fo.bounds.FedAvgConstants(
-      ...     smoothness=1.0, strong_convexity=0.5, initial_loss=1.0, gradient_bound=0.1, cohort_size=10
-      ... )
+      >>> constants = fo.bounds.FedAvgConstants(1.0, 0.5, 1.0, gradient_bound=0.1, cohort_size=10)
       >>> link = fo.bounds.Link(6.71, download_mbps=20.0, upload_mbps=5.0, seconds_per_step=0.017)
       >>> budgets = fo.bounds.Seconds(3600.0, link), fo.bounds.Seconds(450.0, link)
       >>> best = [fo.bounds.optimal_local_steps(constants, 0.01, budget) for budget in budgets]
@@ -263,9 +253,7 @@ def best_local_steps(
 
     Example:
       >>> import fedjax_opt as fo
-      >>> constants = fo.bounds.FedAvgConstants(
-      ...     smoothness=1.0, strong_convexity=0.5, initial_loss=1.0, gradient_bound=0.1, cohort_size=10
-      ... )
+      >>> constants = fo.bounds.FedAvgConstants(1.0, 0.5, 1.0, gradient_bound=0.1, cohort_size=10)
       >>> link = fo.bounds.Link(6.71, download_mbps=20.0, upload_mbps=5.0, seconds_per_step=0.017)
       >>> best = fo.bounds.best_local_steps(constants, 0.01, fo.bounds.Seconds(3600.0, link))
       >>> int(best.value), round(float(best.unconstrained), 2)
@@ -293,14 +281,9 @@ def optimal_learning_rate(
       local_steps: K > 0.
       budget: the `Rounds` or `Seconds`.
 
-    Returns:
-      An `Optimum`.
-
     Example:
       >>> import fedjax_opt as fo
-      >>> constants = fo.bounds.FedAvgConstants(
-      ...     smoothness=1.0, strong_convexity=0.5, initial_loss=1.0, gradient_bound=0.1, cohort_size=10
-      ... )
+      >>> constants = fo.bounds.FedAvgConstants(1.0, 0.5, 1.0, gradient_bound=0.1, cohort_size=10)
       >>> best = fo.bounds.optimal_learning_rate(constants, 10, fo.bounds.Rounds(100))
       >>> round(float(best.value), 4), bool(best.clipped)
       (0.0218, False)
@@ -325,9 +308,6 @@ def best_plan(constants: FedAvgConstants, budget: Rounds | Seconds) -> FedAvgPla
     Args:
       constants: the problem's `FedAvgConstants`.
       budget: the `Rounds` or `Seconds`.
-
-    Returns:
-      A `FedAvgPlan`.
 
     Example:
       >>> import fedjax_opt as fo

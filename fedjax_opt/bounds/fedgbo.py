@@ -89,9 +89,6 @@ def fedgbo_pseudo_learning_rate(
       momentum: beta, in [0, 1).
       local_steps: K.
 
-    Returns:
-      eta~.
-
     Example:
       >>> import fedjax_opt as fo
       >>> round(float(fo.bounds.fedgbo_pseudo_learning_rate(0.1, momentum=0.9, local_steps=10)), 6)
@@ -119,9 +116,6 @@ def fedgbo(
       momentum: beta, in [0, 1).
       local_steps: K.
       rounds: T.
-
-    Returns:
-      A `Bound`.
 
     Example:
       >>> import fedjax_opt as fo
@@ -209,9 +203,6 @@ def fedgbo_momentum(
       local_steps: K.
       normalised: whether m is the mean that `optimizers.sgdm` keeps, (1-beta) times the paper's sum.
 
-    Returns:
-      A `Bound`.
-
     Example:
       >>> import fedjax_opt as fo
       >>> constants = fo.bounds.FedGBOConstants(smoothness=1.0, initial_loss=1.0, gradient_bound=0.5)
@@ -249,9 +240,6 @@ def fedgbo_perturbation(
       gradient_norm_squared: E||g_t||^2, of the cohort's mean gradient at x; None for its bound R^2.
       momentum_norm_squared: `||beta m_{t-1}||^2`, m being the sum of gradients: for `optimizers.sgdm` it
         is `||beta m/(1-beta)||^2`.
-
-    Returns:
-      A `Bound`.
 
     Example:
       >>> import fedjax_opt as fo

@@ -110,14 +110,9 @@ def ghbm_momentum_deviation(
       unseen_share_squared: the expected square of the share of clients that are not in S_tau; None for
         uniform cohorts, `expected_unseen_share_squared`.
 
-    Returns:
-      A `Bound`.
-
     Example:
       >>> import fedjax_opt as fo
-      >>> constants = fo.bounds.GHBMConstants(
-      ...     1.0, 1.0, num_clients=100, participation=0.1, dissimilarity=1.0
-      ... )
+      >>> constants = fo.bounds.GHBMConstants(1.0, 1.0, 100, participation=0.1, dissimilarity=1.0)
       >>> bounds = [fo.bounds.ghbm_momentum_deviation(constants, tau, 0.0) for tau in (1, 10, 50)]
       >>> [round(float(bound.value), 2) for bound in bounds]
       [6.48, 0.98, 0.0]
@@ -144,14 +139,9 @@ def ghbm_cyclic_deviation(
       tau: rounds, positive.
       gradient_norm_squared: ||grad f||^2.
 
-    Returns:
-      A `Bound`.
-
     Example:
       >>> import fedjax_opt as fo
-      >>> constants = fo.bounds.GHBMConstants(
-      ...     1.0, 1.0, num_clients=100, participation=0.1, dissimilarity=1.0
-      ... )
+      >>> constants = fo.bounds.GHBMConstants(1.0, 1.0, 100, participation=0.1, dissimilarity=1.0)
       >>> bounds = [fo.bounds.ghbm_cyclic_deviation(constants, tau, 0.0) for tau in (1, 5, 10)]
       >>> [round(float(bound.value), 2) for bound in bounds]
       [6.48, 2.0, 0.0]
@@ -191,14 +181,9 @@ def ghbm_momentum_error(
       gradient_norms_squared: E||grad f(x_{k-1})||^2 for these rounds without the last, `[tau - 1]`.
       update_errors: E_k = E||grad f(x_{k-1}) - m_{k+1}||^2 for the same, `[tau - 1]`.
 
-    Returns:
-      A `Bound`.
-
     Example:
       >>> import fedjax_opt as fo
-      >>> constants = fo.bounds.GHBMConstants(
-      ...     1.0, 1.0, num_clients=8, participation=0.25, noise_variance=1.0
-      ... )
+      >>> constants = fo.bounds.GHBMConstants(1.0, 1.0, 8, participation=0.25, noise_variance=1.0)
       >>> bound = fo.bounds.ghbm_momentum_error(constants, 2, 0.1, [0.1] * 4, [1.0] * 3, [0.0] * 3)
       >>> {name: round(float(value), 4) for name, value in bound.terms.items()}
       {'noise': 0.1875, 'drift': 0.3, 'lag': 0.27}
@@ -242,9 +227,7 @@ def ghbm_rate(constants: GHBMConstants, local_steps: AtLeastOne, rounds: Positiv
       A tenth of the clients in each round counts as much as all of them:
 
       >>> import fedjax_opt as fo
-      >>> constants = fo.bounds.GHBMConstants(
-      ...     1.0, 1.0, num_clients=100, participation=0.1, noise_variance=4.0
-      ... )
+      >>> constants = fo.bounds.GHBMConstants(1.0, 1.0, 100, participation=0.1, noise_variance=4.0)
       >>> round(float(fo.bounds.ghbm_rate(constants, local_steps=10, rounds=40_000).value), 6)
       0.000341
     """
@@ -281,14 +264,9 @@ def ghbm_step_sizes(
       first_gradients_squared: G_tau, the largest over the first tau rounds of the mean of
         E||grad f_i||^2 over the clients of the round.
 
-    Returns:
-      A `GHBMStepSizes`.
-
     Example:
       >>> import fedjax_opt as fo
-      >>> constants = fo.bounds.GHBMConstants(
-      ...     1.0, 1.0, num_clients=100, participation=0.1, noise_variance=4.0
-      ... )
+      >>> constants = fo.bounds.GHBMConstants(1.0, 1.0, 100, participation=0.1, noise_variance=4.0)
       >>> beta, eta, _ = fo.bounds.ghbm_step_sizes(
       ...     constants, local_steps=10, rounds=40_000, first_gradients_squared=1.0
       ... )

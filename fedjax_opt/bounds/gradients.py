@@ -127,9 +127,6 @@ def estimate_noise(
         for fewer at once if the model is large.
       seed: of the sample.
 
-    Returns:
-      A `Noise`.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import fedjax_opt as fo
@@ -222,9 +219,6 @@ def estimate_dissimilarity(
       variables: the point to look at, or a list of points.
       weighting: the p_c, by 'samples' or 'uniform'.
       chunk_size: the examples whose losses are computed at once.
-
-    Returns:
-      A `Dissimilarity`.
 
     Example:
       >>> import jax.numpy as jnp

@@ -139,6 +139,9 @@ def test_quantiles_invert_the_distribution():
         assert probability_all_seen(num_clients, cohort_size, rounds) >= probability
         assert probability_all_seen(num_clients, cohort_size, rounds - 1) < probability
     assert rounds_to_see_all_quantile(5, 2, 0.0) == 0
+    # However near to 1: what is missing keeps its digits.
+    assert rounds_to_see_all_quantile(300, 7, 1 - 2**-53) < 3000
+    assert probability_all_seen(300, 7, 3000) == 1
 
 
 def test_simulated_cohorts_agree():

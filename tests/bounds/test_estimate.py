@@ -207,6 +207,8 @@ def test_minima_and_the_gap_between_them(problem, weighting):
     missing = early.minimum.loss.value - minimum
     assert 1e-4 < missing <= early.minimum.loss.residual
     assert np.all(covers(early.clients.loss, clients)) and covers(early.gap, gap)
+    below = early.minimum.loss.residual, WEIGHTS[weighting] @ early.clients.loss.residual
+    assert early.gap.residual == max(below)
     assert np.max(early.minimum.steps) == 1
     assert np.linalg.norm(vector(early.minimum.variables) - w) <= early.minimum.distance
 
@@ -411,6 +413,24 @@ def test_both_ends_of_many_dimensions():
         ends = SPECTRA[name].min(), SPECTRA[name].max()
         np.testing.assert_allclose([low, high], ends, atol=1e-8 * scale, err_msg=name)
         assert max(residuals) <= 1e-7 * scale, name
+
+
+def test_what_a_residual_does_not_prove():
+    """mu = 1e-7 is found from above, but not to so many digits: that it is positive is not supported."""
+    rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(WIDE, WIDE)))[0]
+    matrix = (rotation * np.geomspace(1e-7, 1.0, WIDE)) @ rotation.T
+    model = fo.Model(init=lambda key, batch: fo.Variables(jnp.zeros(WIDE)), loss=_quadratic_loss)
+    data = fo.ClientData.from_arrays(matrix[None], np.zeros(1, int))
+    found = fo.bounds.estimate_constants(
+        model, data, fo.Variables(jnp.ones(WIDE)), batch_size=1, cohort_size=1, max_steps=2
+    )
+    assert 0 < found.constants.strong_convexity < found.residuals["strong_convexity"]
+    assert not found.assumptions["mu > 0"] and not found.assumptions["F* is proven"]
+    # mu less its residual is what a distance is proven with.
+    mu = fo.bounds.Estimate(0.5, 0.25)
+    assert fo.bounds.Minimum(found.minima.gap, 1.0, mu, 0, None).distance == 4.0
+    unsure = fo.bounds.Minimum(found.minima.gap, 1.0, fo.bounds.Estimate(0.5, 0.5), 0, None)
+    assert np.isinf(unsure.distance)
 
 
 def _rosenbrock_and_wells(variables, batch, key):
