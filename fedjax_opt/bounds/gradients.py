@@ -404,7 +404,7 @@ def _tree(like, x):
     return jax.tree.map(lambda new, old: new.astype(old.dtype), found, like)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnames="chunk_size")
 def _slope(model, chunk_size, examples, variables, clients, x):
     """sum_c p_c f_c and its gradient at x, over clients (offset, size, p) `[n]`, chunk by chunk."""
     here = variables._replace(params=_tree(variables.params, x))
@@ -429,7 +429,7 @@ def _slope(model, chunk_size, examples, variables, clients, x):
     return jax.lax.scan(of_client, nothing, clients)[0]
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnames="chunk_size")
 def _product(model, chunk_size, examples, variables, clients, x, direction):
     """The Hessian times a direction: the gradient's derivative along it, with no matrix."""
 
@@ -439,7 +439,7 @@ def _product(model, chunk_size, examples, variables, clients, x, direction):
     return jax.jvp(gradient, (x,), (direction,))[1]
 
 
-@partial(jax.jit, static_argnums=0)
+@jax.jit
 def _distances(model, examples, variables, rows, centre):
     def of_row(row):
         batch = jax.tree.map(lambda leaf: leaf[row][None], examples)

@@ -460,6 +460,22 @@ def test_scipy_is_asked_for_by_name(monkeypatch):
         fo.bounds.estimate_minimum(MODEL, client_data(PROBLEMS["quadratic"].rows), VARIABLES[0])
 
 
+def test_what_a_model_reads_and_nobody_trains():
+    """Frozen arrays are arguments of the programs: other ones are other losses, and compile nothing."""
+
+    def loss(variables, batch, key, frozen):
+        value, aux = MODEL.loss(variables, batch, key)
+        return value * frozen, fo.Aux(losses=aux.losses * frozen)
+
+    data, found = client_data(PROBLEMS["quadratic"].rows), []
+    for frozen in (jnp.asarray(1.0), jnp.asarray(3.0)):
+        traced = len(TRACES)
+        model = fo.Model(MODEL.init, loss, frozen)
+        found.append(fo.bounds.estimate_curvature(model, data, VARIABLES, **CHUNK).smoothness.value)
+    assert len(TRACES) == traced
+    np.testing.assert_allclose(found[1], 3 * found[0])
+
+
 def test_empty_clients_are_refused():
     rows = {name: value[OWNER != 1] for name, value in PROBLEMS["logistic"].rows.items()}
     data = fo.ClientData.from_arrays(rows, OWNER[OWNER != 1], allow_empty=True)
