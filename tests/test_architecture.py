@@ -21,7 +21,7 @@ ALLOWED = {
     "data": {"core", "data"},
     "models": {"core", "models"},
     "metrics": {"core", "engine", "execution", "metrics"},
-    "bounds": {"core", "engine", "execution", "bounds"},
+    "bounds": {"core", "bounds"},
     "costs": {"core", "engine", "costs"},
     "controllers": {"core", "engine", "bounds", "controllers"},
     "tasks": {

@@ -32,19 +32,30 @@ Reference:
   2024. Section 3.3 and appendix A, as first submitted.
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_opt.bounds.numbers import as_floats, positive
-from fedjax_opt.bounds.result import Bound
+from fedjax_opt.bounds.theorem import (
+    AtLeastOne,
+    Bound,
+    Finite,
+    FiniteNotNegative,
+    FinitePositive,
+    Limits,
+    Momentum,
+    Number,
+    Optimum,
+    Positive,
+    at_most,
+    formula,
+    root,
+    theorem,
+)
 from fedjax_opt.core import checks
 
-POSITIVE = {"low": 0.0, "open_low": True}
-NOT_NEGATIVE = {"low": 0.0}
-AT_LEAST_ONE = {"low": 1.0}
-FINITE = {"open_low": True}
+_Between0And1 = Annotated[Number, Limits(low=0.0, high=1.0, open_low=True, open_high=True)]
 
 
 class FedACGConstants(NamedTuple):
@@ -64,26 +75,27 @@ class FedACGConstants(NamedTuple):
       distance_squared: ||x_0 - x*||^2.
       gradients_squared: M, the clients' mean of ||grad f_i||^2 at the beginning.
       optimal_gradients_squared: the clients' mean of ||grad f_i(x*)||^2; 0 where they agree on x*.
-
-    Reference:
-      Kim et al. Communication-efficient federated learning with accelerated client gradient. 2024.
-      Appendix A.
     """
 
-    smoothness: Any
-    initial_loss: Any = None
-    num_clients: Any = None
-    cohort_size: Any = None
-    gradient_bound: Any = None
-    noise_variance: Any = 0.0
-    optimal_loss: Any = 0.0
-    distance_squared: Any = None
-    gradients_squared: Any = None
-    optimal_gradients_squared: Any = 0.0
+    smoothness: FinitePositive
+    initial_loss: Finite | None = None
+    num_clients: AtLeastOne | None = None
+    cohort_size: AtLeastOne | None = None
+    gradient_bound: FiniteNotNegative | None = None
+    noise_variance: FiniteNotNegative = 0.0
+    optimal_loss: Finite = 0.0
+    distance_squared: FiniteNotNegative | None = None
+    gradients_squared: FiniteNotNegative | None = None
+    optimal_gradients_squared: FiniteNotNegative = 0.0
 
 
+@formula
 def fedacg_learning_rate(
-    constants: FedACGConstants, scale: Any, momentum: Any, local_steps: Any, rounds: Any
+    constants: FedACGConstants,
+    scale: Positive,
+    momentum: Momentum,
+    local_steps: AtLeastOne,
+    rounds: Positive,
 ) -> jax.Array:
     """The learning rate of FedACG's nonconvex bound: `min{(1-lambda)/(2 L K), C/sqrt(t+1)}`.
 
@@ -94,36 +106,25 @@ def fedacg_learning_rate(
       local_steps: K.
       rounds: t + 1.
 
-    Returns:
-      eta.
-
     Example:
       >>> import fedjax_opt as fo
       >>> constants = fo.bounds.FedACGConstants(smoothness=1.0)
       >>> eta = fo.bounds.fedacg_learning_rate(constants, 1.0, momentum=0.5, local_steps=5, rounds=400)
       >>> round(float(eta), 6)
       0.05
-
-    Reference:
-      Kim et al. Communication-efficient federated learning with accelerated client gradient. 2024.
-      Appendix A.1.
     """
-    _check_run(scale, momentum, local_steps, rounds)
-    check_constants(constants, smoothness=POSITIVE)
-    L, scale, lam, steps, rounds = as_floats(
-        constants.smoothness, scale, momentum, local_steps, rounds
-    )
-    return jnp.minimum((1 - lam) / (2 * L * steps), scale / jnp.sqrt(rounds))
+    largest = (1 - momentum) / (2 * constants.smoothness * local_steps)
+    return jnp.minimum(largest, scale / jnp.sqrt(rounds))
 
 
+@theorem
 def fedacg_nonconvex(
     constants: FedACGConstants,
-    scale: Any,
-    momentum: Any,
-    local_steps: Any,
-    rounds: Any,
-    as_printed: bool = False,
-) -> Bound:
+    scale: Positive,
+    momentum: Momentum,
+    local_steps: AtLeastOne,
+    rounds: Positive,
+):
     """FedACG's bound on the smallest E||grad F||^2 at a look-ahead point: equation 13.
 
     For the learning rate `fedacg_learning_rate` and no proximal term. Its terms are 'initial', 'drift'
@@ -135,10 +136,6 @@ def fedacg_nonconvex(
       momentum: lambda, in [0, 1).
       local_steps: K.
       rounds: t + 1.
-      as_printed: as in (10) and (13), without 1/K in the first term and with the printed B''.
-
-    Returns:
-      A `Bound`.
 
     Example:
       >>> import fedjax_opt as fo
@@ -150,52 +147,135 @@ def fedacg_nonconvex(
       ... )
       >>> round(float(bound.value), 4)
       0.0501
-
-    Reference:
-      Kim et al. Communication-efficient federated learning with accelerated client gradient. 2024.
-      Equations 10 to 13.
     """
-    _check_run(scale, momentum, local_steps, rounds)
-    check_constants(
-        constants, smoothness=POSITIVE, initial_loss=FINITE, num_clients=AT_LEAST_ONE,
-        cohort_size=AT_LEAST_ONE, gradient_bound=NOT_NEGATIVE, noise_variance=NOT_NEGATIVE,
-        optimal_loss=FINITE,
-    )  # fmt: skip
-    constants, scale, lam, steps, rounds = as_floats(
-        constants, scale, momentum, local_steps, rounds
-    )
-    L, G, rest = constants.smoothness, constants.gradient_bound, 1 - lam
-    clients, cohort = constants.num_clients, constants.cohort_size
-    size = scale / jnp.sqrt(rounds)
-    gap = constants.initial_loss - constants.optimal_loss
-    first = gap * jnp.maximum(4 * L / rounds, 2 * rest / (rounds * size) / steps)
-    others = 4 * jnp.maximum(clients - cohort, 0) / cohort / jnp.maximum(clients - 1, 1)
-    carried = lam**4 / (2 * rest**2)
-    spread, noise = (1 + others) * (1 + carried), 1 + carried
-    if as_printed:
-        first = first * steps
-        spread, noise = spread + carried, 1 + lam**4 / (2 * (1 - lam**2))
-    unit = size * L * steps / rest
+    c, lam, K = constants, momentum, local_steps
+    start, N, S, G = _given(c, "initial_loss", "num_clients", "cohort_size", "gradient_bound")
+    L, size, gap = c.smoothness, scale / jnp.sqrt(rounds), start - c.optimal_loss
+    sampling = 4 * jnp.maximum(N - S, 0) / S / jnp.maximum(N - 1, 1)  # P
+    carried = 1 + lam**4 / (2 * (1 - lam) ** 2)
+    unit = size * L * K / (1 - lam)
     terms = {
-        "initial": first,
-        "drift": size / steps * G**2 + (size * L * steps * G) * (L * steps * G) * (steps / 3),
-        "momentum and sampling": unit * G * (G * spread),
-        "noise": unit * (noise * constants.noise_variance),
+        "initial": gap * jnp.maximum(4 * L / rounds, 2 * (1 - lam) / (rounds * size) / K),
+        "drift": size / K * G**2 + (size * L * K * G) * (L * K * G) * (K / 3),
+        "momentum and sampling": unit * G * (G * ((1 + sampling) * carried)),
+        "noise": unit * (carried * c.noise_variance),
     }
-    assumptions = {"|S| <= N": cohort <= clients, "F(z0) >= F*": gap >= 0}
-    return Bound(sum(terms.values()), terms, assumptions)
+    return terms, {"|S| <= N": S <= N, "F(z0) >= F*": gap >= 0}
 
 
-def check_constants(constants: FedACGConstants, **needed: dict[str, Any]) -> None:
-    """Refuses constants that are missing, or that no problem has."""
-    for name, limits in needed.items():
-        value = getattr(constants, name)
-        if value is None:
+@theorem
+def fedacg_convex(
+    constants: FedACGConstants, proximal_weight: Positive, momentum: Momentum, rounds: Positive
+):
+    """What is stated of FedACG's loss gap for convex losses: Theorem 2.
+
+    `(beta (1-lambda) ||x_0 - x*||^2 + (lambda/beta) M)/T`, with the terms 'distance' and 'gradient', for
+    the loss at the mean of the models, clients solving their local problems exactly.
+
+    Args:
+      constants: the problem's `FedACGConstants`.
+      proximal_weight: beta > 0.
+      momentum: lambda, in [0, 1).
+      rounds: T.
+
+    Returns:
+      A `Bound`. Even where all assumptions hold, its proof rests on an approximation.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> constants = fo.bounds.FedACGConstants(1.0, distance_squared=1.0, gradients_squared=1.0)
+      >>> bound = fo.bounds.fedacg_convex(constants, proximal_weight=2.5, momentum=0.6, rounds=100)
+      >>> round(float(bound.value), 4), bool(bound.holds)
+      (0.0124, True)
+      >>> fo.bounds.fedacg_convex(constants, 2.5, momentum=0.9, rounds=100).violated()
+      ('beta >= L/(1-lambda)', 'kappa_0 > 0')
+    """
+    c, beta, lam = constants, proximal_weight, momentum
+    distance, M = _given(c, "distance_squared", "gradients_squared")
+    terms = {
+        "distance": beta / rounds * ((1 - lam) * distance),
+        "gradient": lam / beta * (M / rounds),
+    }
+    # kappa_0 = 2/(beta (1-lambda)) (4 (b (1+lambda) - 1)/(4 + b^2 (4 lambda^2 - 1)) - 1), b = beta/L.
+    b = beta / c.smoothness
+    below = 4 / b + b * (4 * lam**2 - 1)
+    assumptions = {
+        "1/2 < lambda < 1": lam > 0.5,
+        "beta >= L/(1-lambda)": at_most(1 / (1 - lam), b),
+        "kappa_0 > 0": (below > 0) & (4 * (1 + lam) - 4 / b > below),
+        "grad f_i(x*) = 0": c.optimal_gradients_squared == 0,
+    }
+    return terms, assumptions
+
+
+@formula
+def fedacg_convex_main_text(
+    constants: FedACGConstants, momentum: _Between0And1, rounds: Positive
+) -> Bound:
+    """What the main text states of FedACG's loss gap for convex losses: Theorem 1.
+
+    `sqrt(lambda (1-lambda)) (L ||x_0 - x*||^2 + M/L)/T`, which is Theorem 2 with the proximal weight
+    beta = L sqrt(lambda/(1-lambda)). That is never allowed: it would need lambda (1-lambda) >= 1.
+
+    Args:
+      constants: the problem's `FedACGConstants`.
+      momentum: lambda, in (0, 1).
+      rounds: T.
+
+    Returns:
+      A `Bound`; its assumption 'beta >= L/(1-lambda)' is always violated.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> constants = fo.bounds.FedACGConstants(1.0, distance_squared=1.0, gradients_squared=1.0)
+      >>> bound = fo.bounds.fedacg_convex_main_text(constants, momentum=0.6, rounds=100)
+      >>> round(float(bound.value), 4), bound.violated()
+      (0.0098, ('beta >= L/(1-lambda)', 'kappa_0 > 0'))
+    """
+    weight = constants.smoothness * jnp.sqrt(momentum / (1 - momentum))
+    return fedacg_convex(constants, weight, momentum, rounds)
+
+
+def fedacg_optimal_proximal_weight(
+    constants: FedACGConstants, momentum: Momentum, rounds: Positive
+) -> Optimum:
+    """The proximal weight for which Theorem 2 states the least.
+
+    `beta = sqrt(lambda M/((1-lambda) ||x_0 - x*||^2))`, or L/(1-lambda) where that is more. It is,
+    whenever M <= L^2 ||x_0 - x*||^2, as for clients that agree on x*.
+
+    Args:
+      constants: the problem's `FedACGConstants`, with ||x_0 - x*|| > 0.
+      momentum: lambda, in [0, 1).
+      rounds: T.
+
+    Returns:
+      An `Optimum`: the allowed beta, the one without the condition, and the `Bound`.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> constants = fo.bounds.FedACGConstants(1.0, distance_squared=1.0, gradients_squared=1.0)
+      >>> best = fo.bounds.fedacg_optimal_proximal_weight(constants, momentum=0.6, rounds=100)
+      >>> round(float(best.value), 4), round(float(best.unconstrained), 4), bool(best.clipped)
+      (2.5, 1.2247, True)
+    """
+    checks.number("constants.distance_squared", constants.distance_squared, low=0.0, open_low=True)
+    return _optimal_proximal_weight(constants, momentum, rounds)
+
+
+@formula
+def _optimal_proximal_weight(
+    constants: FedACGConstants, momentum: Momentum, rounds: Positive
+) -> Optimum:
+    c, lam = constants, momentum
+    distance, M = _given(c, "distance_squared", "gradients_squared")
+    best = root(lam / (1 - lam) * (M / distance))
+    allowed = jnp.maximum(best, c.smoothness / (1 - lam))
+    return Optimum(allowed, best, fedacg_convex(c, allowed, lam, rounds))
+
+
+def _given(constants, *names):
+    for name in names:
+        if getattr(constants, name) is None:
             raise ValueError(f"constants.{name} must be given for this bound, got None.")
-        checks.number(f"constants.{name}", value, open_high=True, **limits)
-
-
-def _check_run(scale, momentum, local_steps, rounds):
-    positive(scale=scale, rounds=rounds)
-    checks.number("momentum", momentum, low=0.0, high=1.0, open_high=True)
-    checks.number("local_steps", local_steps, low=1.0, open_high=True)
+    return [getattr(constants, name) for name in names]

@@ -30,14 +30,27 @@ Reference:
   heavy-ball momentum. 2024. Section 4 and appendix B.
 """
 
-from typing import Any, NamedTuple
+import functools
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from fedjax_opt.bounds.coverage import expected_unseen_share_squared
-from fedjax_opt.bounds.numbers import as_floats, positive
-from fedjax_opt.bounds.result import Bound
-from fedjax_opt.core import checks
+from fedjax_opt.bounds.theorem import (
+    AtLeastOne,
+    Finite,
+    FiniteNotNegative,
+    FinitePositive,
+    NotNegative,
+    Positive,
+    Probability,
+    Share,
+    at_most,
+    formula,
+    root,
+    theorem,
+)
 
 
 class GHBMConstants(NamedTuple):
@@ -53,27 +66,38 @@ class GHBMConstants(NamedTuple):
       noise_variance: sigma^2, the largest variance of a client's stochastic gradient.
       dissimilarity: G, not squared, with mean_i ||grad f_i - grad f||^2 <= G^2 everywhere.
       optimal_loss: the smallest value of f.
-
-    Reference:
-      Zaccone et al. Communication-efficient federated learning with generalized heavy-ball momentum.
-      2024. Section 4.1.
     """
 
-    smoothness: Any
-    initial_loss: Any
-    num_clients: Any
-    participation: Any = 1.0
-    noise_variance: Any = 0.0
-    dissimilarity: Any = 0.0
-    optimal_loss: Any = 0.0
+    smoothness: FinitePositive
+    initial_loss: Finite
+    num_clients: AtLeastOne
+    participation: Share = 1.0
+    noise_variance: FiniteNotNegative = 0.0
+    dissimilarity: FiniteNotNegative = 0.0
+    optimal_loss: Finite = 0.0
 
 
+class GHBMStepSizes(NamedTuple):
+    """The step sizes of GHBM's Theorem 4.7.
+
+    Attributes:
+      gradient_weight: beta, the weight of the gradient in the momentum.
+      server_learning_rate: eta, of x_t = x_{t-1} - eta m_{t+1}; for `ghbm_theory` it is eta_s eta_l K.
+      local_learning_rate: eta_l, up to a constant.
+    """
+
+    gradient_weight: jax.Array
+    server_learning_rate: jax.Array
+    local_learning_rate: jax.Array
+
+
+@theorem
 def ghbm_momentum_deviation(
     constants: GHBMConstants,
-    tau: Any,
-    gradient_norm_squared: Any,
-    unseen_share_squared: Any = None,
-) -> Bound:
+    tau: Positive,
+    gradient_norm_squared: NotNegative,
+    unseen_share_squared: Probability | None = None,
+):
     """How far the mean gradient of the last tau cohorts is from that of all clients: Lemma 4.4.
 
     `8 E[((|S| - |S_tau|)/|S|)^2] (G^2 + ||grad f||^2)`, with the terms 'dissimilarity' and 'gradient'.
@@ -86,34 +110,24 @@ def ghbm_momentum_deviation(
       unseen_share_squared: the expected square of the share of clients that are not in S_tau; None for
         uniform cohorts, `expected_unseen_share_squared`.
 
-    Returns:
-      A `Bound`.
-
     Example:
       >>> import fedjax_opt as fo
-      >>> constants = fo.bounds.GHBMConstants(
-      ...     1.0, 1.0, num_clients=100, participation=0.1, dissimilarity=1.0
-      ... )
+      >>> constants = fo.bounds.GHBMConstants(1.0, 1.0, 100, participation=0.1, dissimilarity=1.0)
       >>> bounds = [fo.bounds.ghbm_momentum_deviation(constants, tau, 0.0) for tau in (1, 10, 50)]
       >>> [round(float(bound.value), 2) for bound in bounds]
       [6.48, 0.98, 0.0]
-
-    Reference:
-      Zaccone et al. Communication-efficient federated learning with generalized heavy-ball momentum.
-      2024. Lemma 4.4.
     """
-    check_constants(constants)
-    positive(tau=tau)
-    checks.number("gradient_norm_squared", gradient_norm_squared, low=0.0)
-    if unseen_share_squared is None:
-        cohort = constants.participation * constants.num_clients
-        unseen_share_squared = expected_unseen_share_squared(constants.num_clients, cohort, tau)
-    checks.number("unseen_share_squared", unseen_share_squared, low=0.0, high=1.0)
-    constants, gradient, unseen = as_floats(constants, gradient_norm_squared, unseen_share_squared)
-    return _deviation(unseen, constants.dissimilarity, gradient, {})
+    unseen = unseen_share_squared
+    if unseen is None:
+        clients = constants.num_clients
+        unseen = expected_unseen_share_squared(clients, constants.participation * clients, tau)
+    return _deviation(unseen, constants.dissimilarity, gradient_norm_squared), {}
 
 
-def ghbm_cyclic_deviation(constants: GHBMConstants, tau: Any, gradient_norm_squared: Any) -> Bound:
+@theorem
+def ghbm_cyclic_deviation(
+    constants: GHBMConstants, tau: Positive, gradient_norm_squared: NotNegative
+):
     """How far the mean gradient of the last tau cohorts is, if clients take turns: Corollary 4.5.
 
     `8 (1 - tau C)^2 (G^2 + ||grad f||^2)`, with the terms 'dissimilarity' and 'gradient'. It vanishes
@@ -125,47 +139,35 @@ def ghbm_cyclic_deviation(constants: GHBMConstants, tau: Any, gradient_norm_squa
       tau: rounds, positive.
       gradient_norm_squared: ||grad f||^2.
 
-    Returns:
-      A `Bound`.
-
     Example:
       >>> import fedjax_opt as fo
-      >>> constants = fo.bounds.GHBMConstants(
-      ...     1.0, 1.0, num_clients=100, participation=0.1, dissimilarity=1.0
-      ... )
+      >>> constants = fo.bounds.GHBMConstants(1.0, 1.0, 100, participation=0.1, dissimilarity=1.0)
       >>> bounds = [fo.bounds.ghbm_cyclic_deviation(constants, tau, 0.0) for tau in (1, 5, 10)]
       >>> [round(float(bound.value), 2) for bound in bounds]
       [6.48, 2.0, 0.0]
       >>> fo.bounds.ghbm_cyclic_deviation(constants, 1, 0.0).violated()
       ('G^2 (1 - tau C)/(tau C) <= bound',)
-
-    Reference:
-      Zaccone et al. Communication-efficient federated learning with generalized heavy-ball momentum.
-      2024. Corollary 4.5.
     """
-    check_constants(constants)
-    positive(tau=tau)
-    checks.number("gradient_norm_squared", gradient_norm_squared, low=0.0)
-    constants, tau, gradient = as_floats(constants, tau, gradient_norm_squared)
-    slack = 1 + 4 * jnp.finfo(tau.dtype).eps
     share, G = tau * constants.participation, constants.dissimilarity
     # tau = 1/C should be 1, whatever the rounding of 1/C.
-    unseen = jnp.where(jnp.abs(share - 1) <= slack - 1, 0.0, 1 - share)
-    bound = _deviation(unseen**2, G, gradient, {"tau C <= 1": share <= slack})
+    unseen = jnp.where(jnp.abs(share - 1) <= 4 * jnp.finfo(share.dtype).eps, 0.0, 1 - share)
+    terms = _deviation(unseen**2, G, gradient_norm_squared)
     worst = G * (G * jnp.maximum(unseen, 0.0) / share)
-    assumptions = {"G^2 (1 - tau C)/(tau C) <= bound": worst <= bound.value * slack}
-    return bound._replace(assumptions=bound.assumptions | assumptions)
+    return terms, {
+        "tau C <= 1": at_most(share, 1.0),
+        "G^2 (1 - tau C)/(tau C) <= bound": at_most(worst, sum(terms.values())),
+    }
 
 
+@theorem
 def ghbm_momentum_error(
     constants: GHBMConstants,
-    local_steps: Any,
-    server_learning_rate: Any,
-    drifts: Any,
-    gradient_norms_squared: Any,
-    update_errors: Any,
-    as_printed: bool = False,
-) -> Bound:
+    local_steps: Positive,
+    server_learning_rate: Positive,
+    drifts: NotNegative,
+    gradient_norms_squared: NotNegative,
+    update_errors: NotNegative,
+):
     """How far what the server has is from the mean gradient of the last tau cohorts: Lemma 4.6.
 
     Its terms are 'noise', 'drift' and 'lag', each with the factor 3. tau is the number of `drifts`.
@@ -178,68 +180,124 @@ def ghbm_momentum_error(
         of that round.
       gradient_norms_squared: E||grad f(x_{k-1})||^2 for these rounds without the last, `[tau - 1]`.
       update_errors: E_k = E||grad f(x_{k-1}) - m_{k+1}||^2 for the same, `[tau - 1]`.
-      as_printed: with 2 for tau - 1 in the lag.
-
-    Returns:
-      A `Bound`.
 
     Example:
       >>> import fedjax_opt as fo
-      >>> constants = fo.bounds.GHBMConstants(
-      ...     1.0, 1.0, num_clients=8, participation=0.25, noise_variance=1.0
-      ... )
+      >>> constants = fo.bounds.GHBMConstants(1.0, 1.0, 8, participation=0.25, noise_variance=1.0)
       >>> bound = fo.bounds.ghbm_momentum_error(constants, 2, 0.1, [0.1] * 4, [1.0] * 3, [0.0] * 3)
       >>> {name: round(float(value), 4) for name, value in bound.terms.items()}
       {'noise': 0.1875, 'drift': 0.3, 'lag': 0.27}
-
-    Reference:
-      Zaccone et al. Communication-efficient federated learning with generalized heavy-ball momentum.
-      2024. Lemma 4.6.
     """
-    check_constants(constants)
-    positive(local_steps=local_steps, server_learning_rate=server_learning_rate)
-    drifts, gradients, errors = map(jnp.asarray, (drifts, gradient_norms_squared, update_errors))
-    window = drifts.shape[0] if drifts.ndim == 1 else 0
-    if window < 1 or gradients.shape != (window - 1,) or errors.shape != (window - 1,):
+    c, L, eta = constants, constants.smoothness, server_learning_rate
+    tau = drifts.shape[0] if drifts.ndim == 1 else 0
+    shapes = [list(x.shape) for x in (drifts, gradient_norms_squared, update_errors)]
+    if tau < 1 or shapes[1:] != [[tau - 1]] * 2:
         raise ValueError(
             "drifts must have the shape [tau], gradient_norms_squared and update_errors [tau - 1], got"
-            f" {list(drifts.shape)}, {list(gradients.shape)} and {list(errors.shape)}."
+            f" {shapes[0]}, {shapes[1]} and {shapes[2]}."
         )
-    named = {"drifts": drifts, "gradient_norms_squared": gradients, "update_errors": errors}
-    for name, value in named.items():
-        checks.number(name, value, low=0.0)
-    constants, steps, eta, drifts, gradients, errors = as_floats(
-        constants, local_steps, server_learning_rate, drifts, gradients, errors
-    )
-    L, share = constants.smoothness, window * constants.participation
-    movement = 2 if as_printed else window - 1
+    share = tau * c.participation
+    lag = jnp.sum(gradient_norms_squared + update_errors)
     terms = {
-        "noise": 3 * (constants.noise_variance / (share * constants.num_clients) / steps),
+        "noise": 3 * (c.noise_variance / (share * c.num_clients) / local_steps),
         "drift": 3 * L * (L * jnp.mean(drifts)),
-        "lag": 3 * movement * (eta * L) * (eta * L * jnp.sum(gradients + errors)),
+        "lag": 3 * (tau - 1) * (eta * L) * (eta * L * lag),
     }
-    slack = 1 + 4 * jnp.finfo(L.dtype).eps
-    return Bound(sum(terms.values()), terms, {"tau C <= 1": share <= slack})
+    return terms, {"tau C <= 1": at_most(share, 1.0)}
 
 
-def check_constants(constants: GHBMConstants) -> None:
-    """Refuses constants that no problem has; what merely breaks an assumption is not refused."""
-    limits = {
-        "smoothness": {"low": 0.0, "open_low": True, "open_high": True},
-        "initial_loss": {"open_low": True, "open_high": True},
-        "num_clients": {"low": 1.0, "open_high": True},
-        "participation": {"low": 0.0, "open_low": True, "high": 1.0},
-        "noise_variance": {"low": 0.0, "open_high": True},
-        "dissimilarity": {"low": 0.0, "open_high": True},
-        "optimal_loss": {"open_low": True, "open_high": True},
+@theorem
+def ghbm_rate(constants: GHBMConstants, local_steps: AtLeastOne, rounds: Positive):
+    """GHBM's rate with tau = 1/C, up to a constant: Theorem 4.7.
+
+    `L D/T + sqrt(L D sigma^2/(|S| J T))` with `D = f(x_0) - f*`: the terms 'initial' and 'noise'. It is
+    the order of the mean E||grad f||^2 over the rounds, if clients take turns and the steps are those of
+    `ghbm_step_sizes`. The assumption `beta (tau - 1) <= 1`, itself up to a constant, is not in the
+    paper: the proof needs it because gradients are old. Where it fails, GHBM may even diverge.
+
+    Args:
+      constants: the problem's `GHBMConstants`.
+      local_steps: J, the local steps in a round.
+      rounds: T.
+
+    Returns:
+      A `Bound`, up to a constant.
+
+    Example:
+      A tenth of the clients in each round counts as much as all of them:
+
+      >>> import fedjax_opt as fo
+      >>> constants = fo.bounds.GHBMConstants(1.0, 1.0, 100, participation=0.1, noise_variance=4.0)
+      >>> round(float(fo.bounds.ghbm_rate(constants, local_steps=10, rounds=40_000).value), 6)
+      0.000341
+    """
+    C, N = constants.participation, constants.num_clients
+    gap, noise = _gap_and_noise(constants, local_steps, rounds)
+    period = 1 / C
+    beta = jnp.minimum(1.0, _sqrt_ratio(gap, noise))
+    terms = {"initial": gap, "noise": root(gap * noise)}
+    return terms, {
+        "1/C is whole": jnp.abs(period - jnp.round(period)) <= 4 * jnp.finfo(C.dtype).eps * period,
+        "C |S| >= 1": at_most(1.0, C * N),
+        "beta (tau - 1) <= 1": at_most(beta * (period - 1), 1.0),
+        "f(x0) >= f*": gap >= 0,
     }
-    for name, limit in limits.items():
-        checks.number(f"constants.{name}", getattr(constants, name), **limit)
 
 
-def _deviation(unseen_squared, G, gradient, assumptions):
-    terms = {
-        "dissimilarity": 8 * unseen_squared * G**2,
-        "gradient": 8 * unseen_squared * gradient,
-    }
-    return Bound(sum(terms.values()), terms, assumptions)
+@formula
+def ghbm_step_sizes(
+    constants: GHBMConstants,
+    local_steps: AtLeastOne,
+    rounds: Positive,
+    first_gradients_squared: NotNegative,
+) -> GHBMStepSizes:
+    """The step sizes with which GHBM's rate is proved, for tau = 1/C: equation 122.
+
+    `beta = min{1, sqrt(|S| J L D/(sigma^2 T))}`, `eta = min{1/(24 L), beta/(sqrt(8) L)}`, and up to a
+    constant `eta_l J L = min{1, 1/(beta eta L sqrt(tau) T), sqrt(L D/(beta^3 tau G_tau T)),
+    1/sqrt(beta |S|), (beta^3 |S| J)^(-1/4)}`.
+
+    Args:
+      constants: the problem's `GHBMConstants`, with f(x_0) > f*.
+      local_steps: J, the local steps in a round.
+      rounds: T.
+      first_gradients_squared: G_tau, the largest over the first tau rounds of the mean of
+        E||grad f_i||^2 over the clients of the round.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> constants = fo.bounds.GHBMConstants(1.0, 1.0, 100, participation=0.1, noise_variance=4.0)
+      >>> beta, eta, _ = fo.bounds.ghbm_step_sizes(
+      ...     constants, local_steps=10, rounds=40_000, first_gradients_squared=1.0
+      ... )
+      >>> round(float(beta), 4), round(float(eta), 4)
+      (0.0791, 0.028)
+    """
+    L, clients = constants.smoothness, constants.num_clients
+    gap, noise = _gap_and_noise(constants, local_steps, rounds)
+    beta = jnp.minimum(1.0, _sqrt_ratio(gap, noise))
+    eta = jnp.minimum(1 / (24 * L), beta / (8**0.5 * L))
+    root_tau = 1 / jnp.sqrt(constants.participation)
+    limits = [
+        1 / (beta * (eta * L) * root_tau * rounds),
+        _sqrt_ratio(gap, beta**3 * first_gradients_squared) / root_tau,
+        1 / jnp.sqrt(beta * clients),
+        (beta**3 * clients * local_steps) ** -0.25,
+    ]
+    smallest = functools.reduce(jnp.minimum, limits, jnp.ones_like(beta))
+    return GHBMStepSizes(beta, eta, smallest / local_steps / L)
+
+
+def _deviation(unseen_squared, G, gradient):
+    return {"dissimilarity": 8 * unseen_squared * G**2, "gradient": 8 * unseen_squared * gradient}
+
+
+def _gap_and_noise(c, steps, rounds):
+    """L D/T and sigma^2/(|S| J)."""
+    gap = c.smoothness * ((c.initial_loss - c.optimal_loss) / rounds)
+    return gap, c.noise_variance / c.num_clients / steps
+
+
+def _sqrt_ratio(top, bottom):
+    """sqrt(top/bottom), infinite where the bottom is 0."""
+    return jnp.where(bottom > 0, root(top / jnp.where(bottom > 0, bottom, 1)), jnp.inf)

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from fedjax_opt.bounds import FedAvgConstants, Link, best_local_steps
+from fedjax_opt.bounds import FedAvgConstants, Link, Seconds, best_local_steps
 from fedjax_opt.controllers.by_error import Window, add_to_window, empty_window
 from fedjax_opt.controllers.by_rounds import check_steps
 from fedjax_opt.core import Controller, StaticInt, checks
@@ -114,7 +114,7 @@ def theory(
 def _check(constants, link, learning_rate):
     if constants.gradient_bound is None:
         constants = constants._replace(gradient_bound=1.0)
-    bound = best_local_steps(constants, link, learning_rate, 1.0).bound
+    bound = best_local_steps(constants, learning_rate, Seconds(1.0, link)).bound
     if not checks.is_traced(bound) and bound.violated():
         warnings.warn(
             f"The bound behind this controller does not hold here: {', '.join(bound.violated())}"
@@ -152,9 +152,8 @@ def _value(plan, state, round_number):
     constants = plan.constants._replace(initial_loss=state.window.mean)
     if constants.gradient_bound is None:
         constants = constants._replace(gradient_bound=state.gradient_norm)
-    best = best_local_steps(
-        constants, plan.link, plan.learning_rate, jnp.maximum(time, one_round)
-    ).value
+    left = Seconds(jnp.maximum(time, one_round), plan.link)
+    best = best_local_steps(constants, plan.learning_rate, left).value
     # Without any gradient seen, or any loss left, the bound has no say.
     best = jnp.where(jnp.isnan(best), 1.0, best)
     known = state.window.seen >= state.window.losses.shape[0]

@@ -14,7 +14,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, NoneType
-from typing import Any, NamedTuple, get_args
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 NUMBER, WHOLE, BOOL = "a number", "a whole number", "true or false"
 WORD, WORDS, PART = "a word", "a word or a list of words", "a part"
@@ -173,6 +173,10 @@ def _parameters(function, without=(), choices: Mapping[str, Choices] = _NOTHING)
 
 
 def _kind(key: str, annotation: Any) -> str:
+    if (
+        get_origin(annotation) is Annotated
+    ):  # with the limits of a number, which its function checks
+        annotation = get_args(annotation)[0]
     options = [option for option in get_args(annotation) if option is not NoneType]
     if Sequence[str] in options:
         return WORDS

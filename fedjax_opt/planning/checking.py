@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_opt.bounds import FedAvgConstants, fedavg_constants
+from fedjax_opt.bounds import FedAvgConstants
+from fedjax_opt.bounds.theorem import checked
 from fedjax_opt.core import checks
 from fedjax_opt.costs import client_seconds
 from fedjax_opt.planning.setting import BUDGETS, Setting, known_shares
@@ -68,7 +69,7 @@ def check_constants(constants: FedAvgConstants | TunedRun | None) -> None:
             "constants must be FedAvgConstants, a TunedRun or None, got"
             f" {type(constants).__name__}."
         )
-    fedavg_constants.check_constants(constants)
+    checked("constants", constants, FedAvgConstants)
     L, mu = float(constants.smoothness), float(constants.strong_convexity)
     if not mu > 0 or math.isinf(mu):
         raise ValueError(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_opt.bounds import Bound, fedavg_by_rounds, optimal_learning_rate_by_rounds
+from fedjax_opt.bounds import Bound, Rounds, fedavg, optimal_learning_rate
 from fedjax_opt.planning.setting import Setting, constants_of, round_seconds, rounds_within
 
 _HALVINGS = 44  # of seven or eight decades: to 1e-12
@@ -50,14 +50,14 @@ class Best(NamedTuple):
 
 def bound_of(setting: Setting, cohort_size: Any, local_steps: Any, learning_rate: Any) -> Bound:
     """B(K, eta)."""
-    rounds = rounds_within(setting, cohort_size, local_steps)
-    return fedavg_by_rounds(constants_of(setting, cohort_size), learning_rate, local_steps, rounds)
+    budget = Rounds(rounds_within(setting, cohort_size, local_steps))
+    return fedavg(constants_of(setting, cohort_size), learning_rate, local_steps, budget)
 
 
 def best_rates(setting: Setting, cohort_size: Any, local_steps: Any) -> tuple[Any, Any]:
     """The best eta for K, and what it would be without the limit 1/(4L)."""
-    rounds = rounds_within(setting, cohort_size, local_steps)
-    best = optimal_learning_rate_by_rounds(constants_of(setting, cohort_size), local_steps, rounds)
+    budget = Rounds(rounds_within(setting, cohort_size, local_steps))
+    best = optimal_learning_rate(constants_of(setting, cohort_size), local_steps, budget)
     return best.value, best.unconstrained
 
 

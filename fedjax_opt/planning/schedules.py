@@ -15,11 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.bounds import (
-    FedAvgConstants,
-    fedavg_by_rounds,
-    optimal_learning_rate_by_rounds,
-)
+from fedjax_opt.bounds import FedAvgConstants, Rounds, fedavg, optimal_learning_rate
 from fedjax_opt.costs import EnergyRates, round_joules
 from fedjax_opt.planning.setting import (
     BYTES_PER_MEGABIT,
@@ -154,9 +150,9 @@ def judge(
 
 @jax.jit
 def _judge(constants, steps, rounds, learning_rate):
-    best = optimal_learning_rate_by_rounds(constants, steps, rounds).value
+    best = optimal_learning_rate(constants, steps, Rounds(rounds)).value
     eta = jnp.where(jnp.isnan(learning_rate), best, learning_rate)
-    return eta, fedavg_by_rounds(constants, eta, steps, rounds).value
+    return eta, fedavg(constants, eta, steps, Rounds(rounds)).value
 
 
 def forecast(

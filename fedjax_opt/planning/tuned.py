@@ -42,11 +42,11 @@ class TunedRun(NamedTuple):
 
       >>> import fedjax_opt as fo
       >>> constants = fo.planning.TunedRun(80, 0.1, rounds=10_000, cohort_size=10).constants
-      >>> best = fo.bounds.optimal_local_steps_by_rounds(constants, 0.1, rounds=10_000)
+      >>> best = fo.bounds.optimal_local_steps(constants, 0.1, fo.bounds.Rounds(10_000))
       >>> round(float(best.value), 2)
       80.0
       >>> link = fo.bounds.Link(5.21, download_mbps=20.0, upload_mbps=5.0, seconds_per_step=1.5)
-      >>> int(fo.bounds.best_plan(constants, link, runtime=1.2e6).local_steps)
+      >>> int(fo.bounds.best_plan(constants, fo.bounds.Seconds(1.2e6, link)).local_steps)
       18
 
     Reference:

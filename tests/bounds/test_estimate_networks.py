@@ -49,7 +49,7 @@ def test_a_convolutional_network(network):
     model, data, variables = network
     assert sum(leaf.size for leaf in jax.tree.leaves(variables.params)) > 2e5
     curvature = fo.bounds.estimate_curvature(
-        model, data, variables, per_client=False, iterations=24
+        model, data, variables, per_client=False, tolerance=1e-3
     )
     assert curvature.strong_convexity.value < 0 < curvature.smoothness.value  # it is not convex
     noise = fo.bounds.estimate_noise(

@@ -157,7 +157,9 @@ def test_without_the_term_of_the_local_steps_it_would_not_be_a_bound():
     paper = exact_constants(federation, CLIENTS)
     assert paper.gradient_bound < 1e-12
     proof = paper._replace(gradient_bound=np.sqrt([measured.largest.max()]))
-    with_paper, with_proof = (bounds.fedavg(c, 0.0045, 2000, rounds=1) for c in (paper, proof))
+    with_paper, with_proof = (
+        bounds.fedavg(c, 0.0045, 2000, bounds.Rounds(1)) for c in (paper, proof)
+    )
     mean = measured.gradient.mean()
     assert mean > 2 * with_paper.value
     assert mean > 2 * (with_proof.value - with_proof.terms["local steps"])

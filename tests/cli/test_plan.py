@@ -137,7 +137,7 @@ def test_estimated_constants(command, monkeypatch):
         batch = {"x": jnp.ones((1, 64), jnp.float32), "y": jnp.zeros(1, int)}
         loss, _ = jax.jit(model.loss, static_argnums=2)(flat, batch, None)
         asked.update(arguments, clients=data.num_clients, loss=float(loss))
-        return fo.bounds.EstimatedConstants("constants", *[None] * 12)
+        return fo.bounds.EstimatedConstants("constants", *[None] * 6)
 
     def plan(model_megabits, devices, **arguments):
         planned.update(arguments, model_megabits=model_megabits)

@@ -106,7 +106,7 @@ def test_nothing_is_better():
             if near <= limit:
                 assert value < oracle(constants, K, near, 200.0 / seconds_of(K))
         seen |= {"clipped" if found.rate_clipped else "free", "one" if K == 1 else "more"}
-        theirs = fo.bounds.best_plan(constants, link, 200.0)
+        theirs = fo.bounds.best_plan(constants, fo.bounds.Seconds(200.0, link))
         assert int(theirs.local_steps) == K
         assert eta == pytest.approx(float(theirs.learning_rate), rel=1e-9)
     assert seen == {"clipped", "free", "one", "more"}

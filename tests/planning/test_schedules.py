@@ -84,5 +84,5 @@ def test_judged_as_theorem_1_does():
     # For as many rounds and steps, no schedule is better than the same K in all of them.
     values, counts = rows[1]
     mean = np.sum(values * counts) / 400
-    fixed = fo.bounds.fedavg_by_rounds(constants, etas[1], mean, 400)
+    fixed = fo.bounds.fedavg(constants, etas[1], mean, fo.bounds.Rounds(400))
     assert float(fixed.value) < bounds[1]

@@ -3,71 +3,77 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from fedjax_opt.bounds.estimators import passes
-from fedjax_opt.bounds.estimators.curvature import Curvature, estimate_curvature
-from fedjax_opt.bounds.estimators.dissimilarity import Dissimilarity, estimate_dissimilarity
-from fedjax_opt.bounds.estimators.estimate import Estimate, on_host, rounding
-from fedjax_opt.bounds.estimators.minimum import Heterogeneity, Minimum, estimate_heterogeneity
-from fedjax_opt.bounds.estimators.noise import Noise, check_sampling, estimate_noise
-from fedjax_opt.bounds.fedavg_constants import FedAvgConstants
+from fedjax_opt.bounds.curvature import (
+    Curvature,
+    Heterogeneity,
+    estimate_curvature,
+    estimate_heterogeneity,
+)
+from fedjax_opt.bounds.fedavg import FedAvgConstants
+from fedjax_opt.bounds.gradients import (
+    Dissimilarity,
+    Estimate,
+    Noise,
+    check_sampling,
+    estimate_dissimilarity,
+    estimate_noise,
+    prepare,
+)
 from fedjax_opt.core import Model, Variables, checks
 from fedjax_opt.core.tables import table_lines
 
 _MEANING = {
-    "smoothness": ("L", "residual of an eigenvalue"),
-    "strong_convexity": ("mu", "residual of an eigenvalue"),
-    "initial_loss": ("F(x_1)", "rounding"),
+    "smoothness": ("L", "the residual of an eigenvalue"),
+    "strong_convexity": ("mu", "the residual of an eigenvalue"),
+    "initial_loss": ("F(x_1)", ""),
     "optimal_loss": ("F*", "||grad F||^2/(2 mu), or lower_bound"),
-    "noise": ("sum p^2 sigma^2", "rounding, or two standard errors"),
+    "noise": ("sum p^2 sigma^2", "two standard errors of a sample"),
     "heterogeneity": ("Gamma", "those of F* and f_c*"),
-    "gradient_bound": ("G", "those of L and x*"),
+    "gradient_bound": ("G", ""),
 }
 
 
 class EstimatedConstants(NamedTuple):
-    """The constants of FedAvg's bounds, each with its uncertainty, and what they were found from.
+    """The constants of FedAvg's bounds, and what they were found from.
 
     Attributes:
-      constants: the `FedAvgConstants`, for the calculators.
-      smoothness: L, the largest at the points that were looked at; a lower bound of a region's.
-      strong_convexity: mu, the smallest there; an upper bound of a region's.
-      initial_loss: F(x_1).
-      optimal_loss: F*, from above.
-      noise: sum_c p_c^2 sigma_c^2, each at the point where it is largest.
-      heterogeneity: Gamma.
-      gradient_bound: G = L ||x_1 - x*||, which bounds the gradient of F. Where a bound needs that of
-        the clients' minibatches, it is `scatter.example_gradient`.
+      constants: the `FedAvgConstants`, for the calculators. L is the largest at the points that were
+        looked at, a lower bound of a region's; mu the smallest, an upper bound of a region's; F* is from
+        above; sum_c p_c^2 sigma_c^2 has each variance at the point where it is largest. G, which is
+        L ||x_1 - x*||, bounds the gradient of F. Where a bound needs that of the clients' minibatches,
+        it is `scatter.example_gradient`.
+      residuals: constant -> the residual of its `Estimate`, for those that have one.
       curvature: the `Curvature`, by point and client.
       scatter: the `Noise`, by client.
       minima: the `Heterogeneity`, with x* and every f_c*.
       dissimilarity: the `Dissimilarity`, with other meanings of G.
-      assumptions: whether what the estimates rest on holds, by name.
+      assumptions: whether the estimates support what the bounds assume, residuals included, by name.
     """
 
     constants: FedAvgConstants
-    smoothness: Estimate
-    strong_convexity: Estimate
-    initial_loss: Estimate
-    optimal_loss: Estimate
-    noise: Estimate
-    heterogeneity: Estimate
-    gradient_bound: Estimate
+    residuals: dict[str, float]
     curvature: Curvature
     scatter: Noise
     minima: Heterogeneity
     dissimilarity: Dissimilarity
-    assumptions: dict[str, Any]
+    assumptions: dict[str, bool]
 
     def describe(self) -> str:
-        """A table of the constants, their uncertainties and what backs these."""
-        head = ("constant", "", "value", "+-", "backed by")
+        """A table of the constants, their residuals and what these are."""
+        head = ("constant", "", "value", "residual", "which is")
         rows = [
-            (name, symbol, f"{float(value):.6g}", f"{float(uncertainty):.2g}", backing)
-            for name, (symbol, backing) in _MEANING.items()
-            for value, uncertainty in [getattr(self, name)]
+            (
+                name,
+                symbol,
+                f"{getattr(self.constants, name):.6g}",
+                f"{self.residuals[name]:.2g}",
+                what,
+            )
+            if name in self.residuals
+            else (name, symbol, f"{getattr(self.constants, name):.6g}", "", "")
+            for name, (symbol, what) in _MEANING.items()
         ]
         lines = table_lines(head, rows, text_columns=(0, 1, 4))
         failing = [name for name, holds in self.assumptions.items() if not holds]
@@ -90,7 +96,6 @@ def estimate_constants(
     lower_bound: float = -np.inf,
     tolerance: float = 1e-8,
     max_steps: int = 50,
-    iterations: int = 64,
     chunk_size: int = 256,
     seed: int = 0,
 ) -> EstimatedConstants:
@@ -98,7 +103,7 @@ def estimate_constants(
 
     F is minimised from `variables`, and every f_c from there. Curvature and noise are looked at where
     training starts, at the minimum and at `points`: the largest L and sigma_c^2 count, and the smallest
-    mu. The single estimators say what each uncertainty is; G = L ||x_1 - x*|| has those of L and x*.
+    mu. It runs on the host, one client after the other.
 
     Where a model is not convex, mu is negative, F* an upper estimate of unknown error, and the bounds
     that need convexity report it; nothing is raised.
@@ -118,12 +123,8 @@ def estimate_constants(
       lower_bound: a known lower bound of the loss, such as 0 for cross-entropy.
       tolerance: in a minimum, the gradient's norm is to fall by this factor.
       max_steps: of Newton's method, for a minimum.
-      iterations: Hessian-vector products in each step, and in Lanczos' method.
       chunk_size: the examples whose losses are computed at once.
       seed: of Lanczos' method and of the sample.
-
-    Returns:
-      An `EstimatedConstants`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -132,13 +133,9 @@ def estimate_constants(
       >>> found = fo.bounds.estimate_constants(
       ...     model, data, fo.Variables({"x": jnp.ones(4)}), batch_size=1, cohort_size=3
       ... )
-      >>> bound = fo.bounds.fedavg(found.constants, learning_rate=0.01, local_steps=5, rounds=100)
+      >>> bound = fo.bounds.fedavg(found.constants, 0.01, 5, fo.bounds.Rounds(100))
       >>> print(found.describe().splitlines()[0].split())
-      ['constant', 'value', '+-', 'backed', 'by']
-
-    Reference:
-      Mills et al., "Faster Federated Learning with Decaying Number of Local SGD Steps", 2023,
-      section 3.3.
+      ['constant', 'value', 'residual', 'which', 'is']
     """
     cohort_size = checks.integer("cohort_size", cohort_size, low=1)
     if cohort_size > len(data.sizes):
@@ -152,13 +149,13 @@ def estimate_constants(
     shared: dict[str, Any] = {"weighting": weighting, "chunk_size": chunk_size}
     minima = estimate_heterogeneity(
         model, data, variables, strong_convexity=strong_convexity, lower_bound=lower_bound,
-        tolerance=tolerance, max_steps=max_steps, iterations=iterations, seed=seed, **shared,
+        tolerance=tolerance, max_steps=max_steps, seed=seed, **shared,
     )  # fmt: skip
     minimum = minima.minimum
     assert minimum.variables is not None  # that of F is kept
     everywhere = [variables, minimum.variables, *points]
     curvature = estimate_curvature(
-        model, data, everywhere, per_client=per_client, iterations=iterations, seed=seed, **shared
+        model, data, everywhere, per_client=per_client, seed=seed, **shared
     )
     scatter = estimate_noise(
         model, data, everywhere, batch_size=batch_size, batching=batching, samples=samples,
@@ -167,39 +164,31 @@ def estimate_constants(
     dissimilarity = estimate_dissimilarity(model, data, everywhere, **shared)
     mu = curvature.strong_convexity
     if strong_convexity is not None:
-        mu = Estimate(np.float64(strong_convexity), np.float64(0))
-    loss = np.sum(passes.client_weights(data.sizes, weighting) * dissimilarity.losses[0])
-    dtype = passes.Layout.of(minimum.variables.params).dtype
-    estimates = {
+        mu = Estimate(float(strong_convexity), 0.0)
+    problem = prepare(model, data, weighting, chunk_size)
+    start, end = (problem.of_all(point).start for point in (variables, minimum.variables))
+    backed = {
         "smoothness": curvature.smoothness,
         "strong_convexity": mu,
-        "initial_loss": Estimate(loss, rounding(loss, np.sum(data.sizes), dtype)),
         "optimal_loss": minimum.loss,
         "noise": scatter.weighted,
         "heterogeneity": minima.gap,
-        "gradient_bound": _gradient_bound(variables, minimum, curvature.smoothness),
     }
-    values = {name: estimate.value for name, estimate in estimates.items()}
     return EstimatedConstants(
-        constants=FedAvgConstants(cohort_size=cohort_size, **values),
-        **estimates,
+        constants=FedAvgConstants(
+            cohort_size=cohort_size,
+            initial_loss=problem.weights @ dissimilarity.losses[0],
+            gradient_bound=curvature.smoothness.value * np.linalg.norm(start - end),
+            **{name: estimate.value for name, estimate in backed.items()},
+        ),
+        residuals={name: float(estimate.residual) for name, estimate in backed.items()},
         curvature=curvature,
         scatter=scatter,
         minima=minima,
         dissimilarity=dissimilarity,
         assumptions={
-            "mu > 0": mu.value > 0,
-            "F* is proven": np.isfinite(minimum.loss.uncertainty),
+            "mu > 0": bool(mu.value > mu.residual),
+            "F* >= 0": bool(minimum.loss.value >= minimum.loss.residual),
+            "F* is proven": bool(np.isfinite(minimum.loss.residual)),
         },
     )
-
-
-def _gradient_bound(variables: Variables, minimum: Minimum, smoothness: Estimate) -> Estimate:
-    """L ||x_1 - x*||, where x* is known up to the minimum's distance."""
-    assert minimum.variables is not None
-    ends = on_host((variables.params, minimum.variables.params))
-    squares = jax.tree.map(lambda first, last: np.sum((first - last) ** 2), *ends)
-    length = np.sqrt(sum(jax.tree.leaves(squares)))
-    most = smoothness.value + smoothness.uncertainty
-    uncertainty = smoothness.uncertainty * length + most * minimum.distance
-    return Estimate(smoothness.value * length, uncertainty)

@@ -1,1 +1,0 @@
-"""Estimators: from a model and its clients to the constants of the bounds, with uncertainties."""
