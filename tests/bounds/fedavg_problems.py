@@ -265,11 +265,21 @@ def engine_rounds(federation, eta, steps, key):
 
     def one(state, local_steps):
         run = fo.run_rounds(
-            algorithm, MODEL, data, state, 1, cohort_size=CLIENTS, batch_size=1,
-            local_steps=local_steps.astype(jnp.int32), batching="replacement", weighting="samples",
+            algorithm,
+            fo.Federation(
+                MODEL,
+                data,
+                cohort=CLIENTS,
+                local_steps=local_steps.astype(jnp.int32),
+                batch_size=1,
+                batching="replacement",
+                weighting="samples",
+            ),
+            state,
+            1,
             strategy="vmap",
-        )  # fmt: skip
+        )
         return run.state, state.variables.params
 
-    state = fo.init_state(algorithm, fo.Variables(federation.start), CLIENTS, key)
+    state = fo.first_state(algorithm, fo.Variables(federation.start), CLIENTS, key)
     return jax.lax.scan(one, state, steps)[1]

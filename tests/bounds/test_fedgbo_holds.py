@@ -98,10 +98,21 @@ def play(examples, start, coefficients, learning_rate, beta, key):
 
     def one_round(state, _):
         run = fo.run_rounds(
-            algorithm, MODEL, data, state, 1, cohort_size=COHORT, batch_size=1, local_steps=STEPS,
-            batching="replacement", weighting="uniform", strategy="vmap",
+            algorithm,
+            fo.Federation(
+                MODEL,
+                data,
+                cohort=COHORT,
+                local_steps=STEPS,
+                batch_size=1,
+                batching="replacement",
+                weighting="uniform",
+            ),
+            state,
+            1,
+            strategy="vmap",
             diagnostics=("perturbation_norm",),
-        )  # fmt: skip
+        )
         x, m = state.variables.params["x"], state.server.optimizer.m["x"]
         measured = {
             "gradient": jnp.sum(gradient(coefficients, x) ** 2),
@@ -110,7 +121,7 @@ def play(examples, start, coefficients, learning_rate, beta, key):
         }
         return run.state, measured
 
-    state = fo.init_state(algorithm, {"x": start}, CLIENTS, key)
+    state = fo.first_state(algorithm, {"x": start}, CLIENTS, key)
     return jax.lax.scan(one_round, state, None, length=ROUNDS)[1]
 
 

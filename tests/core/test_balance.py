@@ -61,10 +61,20 @@ def test_results_stay_in_the_order_of_the_cohort():
 
     def play(strategy):
         return fo.run_rounds(
-            algorithm, problems.MODEL, data, problems.start(algorithm, 6), 2, cohort_size=6,
-            batch_size=4, local_epochs=1, strategy=strategy, diagnostics=["client_distance"],
-            client_test=data,
-        )  # fmt: skip
+            algorithm,
+            fo.Federation(
+                problems.MODEL,
+                data,
+                cohort=6,
+                local_steps=fo.epochs(1),
+                batch_size=4,
+                client_test=data,
+            ),
+            problems.start(algorithm, 6),
+            2,
+            strategy=strategy,
+            diagnostics=["client_distance"],
+        )
 
     expected, found = play("scan"), play(fo.Strategy("sharded", mesh=_mesh(4)))
     problems.assert_identical(found.history.cohort, expected.history.cohort)
@@ -80,9 +90,12 @@ def test_a_fixed_number_of_steps_is_still_differentiable():
     def final_loss(rate, strategy):
         algorithm = fo.fedavg(fo.optimizers.sgd(rate))
         run = fo.run_rounds(
-            algorithm, problems.MODEL, data, problems.start(algorithm, 3), 1, cohort_size=3,
-            batch_size=4, local_steps=2, strategy=strategy,
-        )  # fmt: skip
+            algorithm,
+            fo.Federation(problems.MODEL, data, cohort=3, local_steps=2, batch_size=4),
+            problems.start(algorithm, 3),
+            1,
+            strategy=strategy,
+        )
         return jnp.sum(run.state.variables.params["w"] ** 2)
 
     strategy = fo.Strategy("sharded", mesh=_mesh(2))

@@ -89,12 +89,18 @@ def test_clients_and_rounds_draw_differently():
     state = problems.start(FEDAVG, 2)
     model = fo.Model(problems.MODEL.init, _first_row)
     run = fo.run_rounds(
-        FEDAVG, model, data, state, 2, sampler=fo.cohorts.cyclic(2), batch_size=6, local_steps=1
+        FEDAVG,
+        fo.Federation(model, data, cohort=fo.cohorts.cyclic(2), local_steps=1, batch_size=6),
+        state,
+        2,
     )
     # The metric reads the first row of each minibatch: two clients with the same data would agree.
     twins = fo.ClientData.from_list([data[0], data[0]])
     other = fo.run_rounds(
-        FEDAVG, model, twins, state, 20, sampler=fo.cohorts.cyclic(2), batch_size=6, local_steps=1
+        FEDAVG,
+        fo.Federation(model, twins, cohort=fo.cohorts.cyclic(2), local_steps=1, batch_size=6),
+        state,
+        20,
     )
     assert len(np.unique(run.history.client_loss)) == 4
     assert np.any(other.history.client_loss[:, 0] != other.history.client_loss[:, 1])
@@ -109,17 +115,33 @@ def _first_row(variables, batch, key):
 @pytest.mark.parametrize("sizes", [(3, 8, 13), (4, 8, 12)])
 def test_local_epochs_take_the_steps_that_each_size_needs(sizes):
     run = fo.run_rounds(
-        FEDAVG, problems.MODEL, problems.ragged(sizes), problems.start(FEDAVG, 3), 2,
-        sampler=fo.cohorts.cyclic(3), batch_size=4, local_epochs=3,
-    )  # fmt: skip
+        FEDAVG,
+        fo.Federation(
+            problems.MODEL,
+            problems.ragged(sizes),
+            cohort=fo.cohorts.cyclic(3),
+            local_steps=fo.epochs(3),
+            batch_size=4,
+        ),
+        problems.start(FEDAVG, 3),
+        2,
+    )
     np.testing.assert_array_equal(run.history.num_steps, [[3 * -(-n // 4) for n in sizes]] * 2)
 
 
 def test_epochs_may_differ_between_clients():
     run = fo.run_rounds(
-        FEDAVG, problems.MODEL, problems.ragged([3, 8]), problems.start(FEDAVG, 2), 1,
-        sampler=fo.cohorts.cyclic(2), batch_size=4, local_epochs=jnp.array([5, 2]),
-    )  # fmt: skip
+        FEDAVG,
+        fo.Federation(
+            problems.MODEL,
+            problems.ragged([3, 8]),
+            cohort=fo.cohorts.cyclic(2),
+            local_steps=fo.epochs(jnp.array([5, 2])),
+            batch_size=4,
+        ),
+        problems.start(FEDAVG, 2),
+        1,
+    )
     assert run.history.num_steps.tolist() == [[5, 4]]
 
 
@@ -128,9 +150,13 @@ def test_the_gradient_of_a_partly_filled_batch_is_the_mean_over_its_rows():
     sizes = (1, 2, 5)
     data, state = problems.ragged(sizes), problems.start(FEDAVG, 3)
     run = fo.run_rounds(
-        FEDAVG, problems.MODEL, data, state, 1, sampler=fo.cohorts.cyclic(3), batch_size=8,
-        local_steps=1,
-    )  # fmt: skip
+        FEDAVG,
+        fo.Federation(
+            problems.MODEL, data, cohort=fo.cohorts.cyclic(3), local_steps=1, batch_size=8
+        ),
+        state,
+        1,
+    )
     w = np.asarray(state.variables.params["w"])
     steps = [-0.1 * problems.gradient(w, c["x"], c["y"]) for c in (data[i] for i in range(3))]
     expected = w + np.average(steps, axis=0, weights=sizes)
@@ -148,9 +174,13 @@ def test_what_is_not_a_mean_over_rows_stays_in_the_loss():
 
     data, state = problems.ragged([3]), problems.start(FEDAVG, 1)
     run = fo.run_rounds(
-        FEDAVG, fo.Model(problems.MODEL.init, decayed), data, state, 1, cohort_size=1,
-        batch_size=8, local_steps=1,
-    )  # fmt: skip
+        FEDAVG,
+        fo.Federation(
+            fo.Model(problems.MODEL.init, decayed), data, cohort=1, local_steps=1, batch_size=8
+        ),
+        state,
+        1,
+    )
     w = np.asarray(state.variables.params["w"])
     gradient = problems.gradient(w, data[0]["x"], data[0]["y"]) + w
     problems.assert_close(run.state.variables.params["w"], w - 0.1 * gradient)

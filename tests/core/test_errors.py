@@ -131,7 +131,7 @@ def test_steps_that_are_not_taken_need_no_rows():
 
 
 @pytest.mark.parametrize(
-    "call", [lambda a: fo.make_round(a, problems.MODEL), lambda a: fo.init_state(a, {}, N)]
+    "call", [lambda a: fo.make_round(a, problems.MODEL), lambda a: fo.first_state(a, {}, N)]
 )
 def test_a_constructor_that_was_not_called_is_no_algorithm(call):
     with pytest.raises(
@@ -227,7 +227,7 @@ def test_a_loss_must_keep_its_contract(call, loss, message):
 
 
 def test_state_of_another_shape_is_refused():
-    state = fo.init_state(FEDAVG, fo.Variables({"w": jnp.zeros(3)}, {"seen": jnp.zeros(3)}), N)
+    state = fo.first_state(FEDAVG, fo.Variables({"w": jnp.zeros(3)}, {"seen": jnp.zeros(3)}), N)
     with pytest.raises(
         ValueError, match=r"aux.state\['seen'\] must be float64\[3\] .* float64\[2\]"
     ):
@@ -270,5 +270,5 @@ def test_init_state_refuses(arguments, message):
 def test_a_seed_may_be_of_numpy():
     variables = {"w": jnp.zeros(3)}
     problems.assert_identical(
-        fo.init_state(FEDAVG, variables, N, np.int64(3)), fo.init_state(FEDAVG, variables, N, 3)
+        fo.first_state(FEDAVG, variables, N, np.int64(3)), fo.first_state(FEDAVG, variables, N, 3)
     )

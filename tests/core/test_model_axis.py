@@ -43,9 +43,15 @@ def _strategy(clients, model):
 
 def _simulate(algorithm, strategy):
     return fo.simulate(
-        algorithm, MODEL, data(), 4, cohort_size=5, batch_size=4, local_epochs=1,
-        evaluate_every=2, test=data().examples, strategy=strategy, progress=False,
-    )  # fmt: skip
+        algorithm,
+        fo.Federation(
+            MODEL, data(), cohort=5, local_steps=fo.epochs(1), batch_size=4, test=data().examples
+        ),
+        4,
+        evaluate_every=2,
+        strategy=strategy,
+        progress=False,
+    )
 
 
 @pytest.mark.parametrize(

@@ -71,10 +71,20 @@ def test_same_numbers_as_on_one_device(size, devices):
 
     def play(strategy, steps):
         return fo.run_rounds(
-            algorithm, model, data, problems.start(algorithm, 9), 2, cohort_size=size,
-            batch_size=4, local_steps=jnp.int32(steps), strategy=strategy,
-            diagnostics=["client_distance", "perturbation_norm"], client_test=data,
-        )  # fmt: skip
+            algorithm,
+            fo.Federation(
+                model,
+                data,
+                cohort=size,
+                local_steps=jnp.int32(steps),
+                batch_size=4,
+                client_test=data,
+            ),
+            problems.start(algorithm, 9),
+            2,
+            strategy=strategy,
+            diagnostics=["client_distance", "perturbation_norm"],
+        )
 
     strategy = _strategy(devices)
     assert relay.applies(strategies.resolve(strategy), size, unequal=False)
@@ -103,9 +113,14 @@ def test_no_client_is_computed_twice():
     algorithm = fo.fedavg(fo.optimizers.sgd(0.1))
     state = problems.start(algorithm, 3)
     fo.run_rounds(
-        algorithm, fo.Model(problems.MODEL.init, loss), data, state, 1, cohort_size=3, batch_size=1,
-        local_steps=4, strategy=_strategy(2),
-    )  # fmt: skip
+        algorithm,
+        fo.Federation(
+            fo.Model(problems.MODEL.init, loss), data, cohort=3, local_steps=4, batch_size=1
+        ),
+        state,
+        1,
+        strategy=_strategy(2),
+    )
     jax.effects_barrier()
     assert sorted(steps) == [0.0] * 4 + [1.0] * 4 + [2.0] * 4
 

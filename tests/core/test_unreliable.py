@@ -117,9 +117,19 @@ MODEL, TRACES = problems.counted()
 def _run(state, dropout, stragglers=0.0, slowest=0.0, steps=K):
     """One round, which asks four of five clients."""
     return fo.run_rounds(
-        SCAFFOLD, MODEL, DATA, state, 1, batch_size=1, batching="replacement", local_steps=steps,
-        strategy="scan", sampler=unreliable(cyclic(4), dropout, stragglers, slowest),
-    )  # fmt: skip
+        SCAFFOLD,
+        fo.Federation(
+            MODEL,
+            DATA,
+            cohort=unreliable(cyclic(4), dropout, stragglers, slowest),
+            local_steps=steps,
+            batch_size=1,
+            batching="replacement",
+        ),
+        state,
+        1,
+        strategy="scan",
+    )
 
 
 def _start():
