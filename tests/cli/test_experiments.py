@@ -296,6 +296,34 @@ def test_a_dry_run_computes_nothing(command, folder):
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("command_and_options", "steps"),
+    [("sweep --grid local_steps=1,7", 4), ("run --local-epochs 1", 60)],
+)
+def test_a_plan_counts_the_steps_that_are_asked_for(command, command_and_options, steps):
+    """Those of a grid in the mean; six clients of about 240 examples have 60 minibatches of 4."""
+
+    def flops(verb, options):
+        text = f"{verb} {TASK} fedavg --rounds 4 --cohort-size 2 --batch-size 4 --dry-run {options}"
+        printed = command(text)[1]
+        row = next(line.split() for line in printed.splitlines() if line.startswith("fedavg"))
+        return float(row[3]) / int(row[1])
+
+    expected = flops("run", f"--local-steps {steps}")
+    assert flops(*command_and_options.split(maxsplit=1)) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("controller", ["K-rounds", "fixed"])
+def test_a_plan_counts_the_steps_that_a_controller_starts_from(command, controller):
+    text = f"run {TASK} 'fedavg(learning_rate=0.1)' {SMALL} --dry-run"
+    plain, controlled = command(text)[1], command(f"{text} --controller {controller}")[1]
+    rows = [
+        next(line.split()[:4] for line in printed.splitlines() if line.startswith("fedavg"))
+        for printed in (plain, controlled)
+    ]
+    assert rows[0] == rows[1]
+
+
 def test_the_memory_of_a_plan_grows_with_the_minibatch(command):
     text = f"run {TASK} fedavg {SMALL.replace('--batch-size 4', '')} --dry-run --batch-size"
     small, large = (
