@@ -260,7 +260,9 @@ def _smoothed(curves: Any, decay: float) -> np.ndarray:
     curves = np.asarray(curves, np.float64)
     if curves.ndim != 2 or not curves.size:
         raise ValueError(f"curves must be numbers [seeds, E], got shape {curves.shape}.")
-    return np.stack([smooth(curve, decay) for curve in curves])
+    smoothed = np.stack([smooth(curve, decay) for curve in curves])
+    # An evaluation that is NaN is of a model that is lost, whatever a smoothed curve makes of it.
+    return np.where(np.isnan(curves).any(axis=1, keepdims=True), np.nan, smoothed)
 
 
 def _check_rounds(rounds: Any, curves: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from fedjax_opt.core import Aggregator, Algorithm, StaticInt, checks, trees
-from fedjax_opt.core.algorithm import as_partial
+from fedjax_opt.core.algorithm import as_partial as _as_partial
 from fedjax_opt.engine import server
 
 
@@ -53,7 +53,7 @@ def aggregated(algorithm: Algorithm, aggregator: Any) -> Algorithm:
             "aggregator must be a function of (values, weights), such as"
             f" fedjax_opt.aggregators.coordinate_median(), or an Aggregator, got {aggregator!r}."
         )
-    rule = as_partial(aggregator)
+    rule = _as_partial(aggregator)
     if rule.func is server.weighted_mean:
         return algorithm
     if rule.func is server.uniform_mean:

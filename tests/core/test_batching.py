@@ -194,10 +194,10 @@ BARE = fo.Model(problems.MODEL.init, without_losses)
 
 
 def run_bare(sizes, **options):
-    return fo.run_rounds(
-        FEDAVG, BARE, problems.ragged(sizes), problems.start(FEDAVG, len(sizes)), 1,
-        cohort_size=len(sizes), batch_size=4, local_steps=2, **options,
-    )  # fmt: skip
+    federation = fo.Federation(
+        BARE, problems.ragged(sizes), cohort=len(sizes), local_steps=2, batch_size=4, **options
+    )
+    return fo.run_rounds(FEDAVG, federation, problems.start(FEDAVG, len(sizes)), 1)
 
 
 def test_partial_batches_need_the_loss_of_each_example():

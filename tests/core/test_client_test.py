@@ -16,10 +16,10 @@ START = problems.start(ALGORITHM, 3)
 
 def run(algorithm=ALGORITHM, state=START, data=TEST, **options):
     """Two rounds of everybody, each minibatch all that a client has."""
-    options = {"cohort_size": 3, "local_steps": STEPS} | options
+    options = {"cohort": 3, "local_steps": STEPS, "batch_size": 4, "client_test": data} | options
     return fo.run_rounds(
-        algorithm, problems.MODEL, DATA, state, ROUNDS,
-        batch_size=4, strategy="scan", client_test=data, **options,
+        algorithm, fo.Federation(problems.MODEL, DATA, **options), state, ROUNDS,
+        strategy="scan", diagnostics=["user_metrics"] if data else (),
     )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def test_absent_clients_and_clients_without_examples_have_none():
     empty = fo.ClientData.from_list([TEST[0], {"x": np.zeros((0, 3)), "y": np.zeros(0)}, TEST[2]],
                                     allow_empty=True)  # fmt: skip
     sampler = fo.cohorts.available(3, jnp.array([1.0, 1.0, 0.0]))
-    history = run(data=empty, cohort_size=None, sampler=sampler).history
+    history = run(data=empty, cohort=sampler).history
     seen = np.asarray(history.diagnostics["user_loss"])
     for slots, values in zip(np.asarray(history.cohort), seen, strict=True):
         for client, curve in zip(slots, values, strict=True):

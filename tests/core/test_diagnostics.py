@@ -131,18 +131,16 @@ EVERYTHING = (*OF_CLIENTS, "momentum_deviation")
 SGD = opt.sgd(RATE)
 SCAFFOLD, FEDACG = fo.scaffold(SGD), fo.fedacg(SGD, 0.6)
 # The cohort and the minibatches that compile fastest.
-OPTIONS = {
-    "sampler": fo.cohorts.cyclic(3),
-    "batch_size": 4,
-    "local_steps": 3,
-    "batching": "replacement",
-    "strategy": "scan",
-}
+BASE = fo.Federation(
+    problems.MODEL, DATA, cohort=fo.cohorts.cyclic(3), local_steps=3, batch_size=4,
+    batching="replacement",
+)  # fmt: skip
 
 
 def _run(algorithm, state, rounds=1, **options):
-    options = OPTIONS | {"diagnostics": ["momentum_deviation"]} | options
-    return fo.run_rounds(algorithm, problems.MODEL, DATA, state, rounds, **options)
+    options = {"diagnostics": ["momentum_deviation"], "strategy": "scan"} | options
+    federation, options = problems.changed(BASE, options)
+    return fo.run_rounds(algorithm, federation, state, rounds, **options)
 
 
 def _one_by_one(algorithm, rounds, **options):
@@ -256,10 +254,8 @@ def test_momentum_may_be_measured_where_leaves_are_private():
         return problems.MODEL.loss(fo.Variables({"w": variables.params["w"]}), shifted, key)
 
     params = {"w": np.array([0.3, -0.2, 0.1]), "b": np.array(0.0)}
-    run = fo.run_rounds(
-        algorithm, fo.Model(None, loss), DATA, fo.first_state(algorithm, params, len(SIZES)), 2,
-        **OPTIONS, diagnostics=["momentum_deviation"],
-    )  # fmt: skip
+    start = fo.first_state(algorithm, params, len(SIZES))
+    run = _run(algorithm, start, 2, model=fo.Model(None, loss))
     first, second = run.history.diagnostics["momentum_deviation"]
     assert np.isnan(first) and 0 < second < 2
 
@@ -269,7 +265,7 @@ def test_momentum_may_be_measured_where_leaves_are_private():
 
 def test_the_history_of_a_simulation_has_them_by_name():
     result = fo.simulate(
-        SCAFFOLD, problems.MODEL, DATA, 3, **OPTIONS, diagnostics=EVERYTHING, progress=False
+        SCAFFOLD, BASE, 3, strategy="scan", diagnostics=EVERYTHING, progress=False
     )
     shapes = {name: result.history[name].shape for name in EVERYTHING}
     assert shapes == {
@@ -324,7 +320,7 @@ def test_one_name_may_stand_alone_and_order_does_not_matter():
 
 @pytest.mark.parametrize("name", ["drift", "", 3])
 def test_unknown_names_are_refused_with_those_that_exist(name):
-    message = rf"diagnostics must be among client_distance, .*, upload_bytes; got {name!r}"
+    message = rf"diagnostics must be among client_distance, .*, user_metrics; got {name!r}"
     with pytest.raises(ValueError, match=message):
         fo.make_round(FEDAVG, problems.MODEL, strategy="scan", diagnostics=[name])
     with pytest.raises(ValueError, match=message):
@@ -339,5 +335,5 @@ def test_what_is_not_a_list_of_names_is_refused(names):
 
 def test_a_round_over_explicit_minibatches_cannot_know_the_full_gradient():
     """And says where it is known."""
-    with pytest.raises(ValueError, match=r"needs the data of all clients.*run_rounds or simulate"):
+    with pytest.raises(ValueError, match=r"needs data of the clients.*run_rounds or simulate"):
         fo.make_round(SCAFFOLD, problems.MODEL, strategy="scan", diagnostics=["momentum_deviation"])

@@ -225,22 +225,13 @@ def test_each_part_of_an_upload_has_a_norm_of_its_own():
 
 SIZES = (5, 8, 3, 12, 7, 4)
 DATA = problems.ragged(SIZES)
-OPTIONS = {"batch_size": 4, "local_steps": jnp.int32(2), "strategy": "scan"}
+BASE = fo.Federation(problems.MODEL, DATA, cohort=3, local_steps=jnp.int32(2), batch_size=4)
 
 
-def _run(guard, algorithm=SCAFFOLD, model=problems.MODEL, rounds=4, **options):
-    options = {"cohort_size": 3} | OPTIONS | options
-    if "sampler" in options:
-        del options["cohort_size"]
-    return fo.run_rounds(
-        algorithm,
-        model,
-        DATA,
-        problems.start(algorithm, len(SIZES)),
-        rounds,
-        guard=guard,
-        **options,
-    )
+def _run(guard, algorithm=SCAFFOLD, model=problems.MODEL, rounds=4, cohort=3):
+    federation = BASE.replace(model=model, cohort=cohort, guard=guard)
+    start = problems.start(algorithm, len(SIZES))
+    return fo.run_rounds(algorithm, federation, start, rounds, strategy="scan")
 
 
 def test_numbers_of_a_guard_compile_nothing_and_can_be_swept():
@@ -265,7 +256,7 @@ def test_those_who_were_asked_in_vain_have_names():
     """Unreliable clients do; a slot that nobody could fill has none."""
     few = available(3, np.array([1.0, 0, 0, 1, 0, 0]))
     sampler = unreliable(unreliable(few, dropout=0.4), dropout=0.3)
-    faults = _run(fo.Guard(), sampler=sampler, rounds=12).history.faults
+    faults = _run(fo.Guard(), cohort=sampler, rounds=12).history.faults
     np.testing.assert_array_equal(np.sort(faults.client, axis=1), [[-1, 0, 3]] * 12)
     codes, asked = np.asarray(faults.code), np.asarray(faults.client) >= 0
     assert not codes[~asked].any()
@@ -282,12 +273,10 @@ def test_those_who_would_be_late_are_named_and_counted_as_such(caplog):
         return fo.costs.on_time(sampler, fleet, 2, 4.0, 4.0, deadline=10.0)
 
     for sampler in (on_time(unreliable(cyclic(3), 0.4)), unreliable(on_time(cyclic(3)), 0.4)):
-        options = OPTIONS | {"sampler": sampler, "progress": False}
+        federation = BASE.replace(cohort=sampler, guard=fo.Guard(min_clients=1))
         caplog.clear()
         with caplog.at_level(logging.WARNING, logger="fedjax_opt"):
-            result = fo.simulate(
-                SCAFFOLD, problems.MODEL, DATA, 8, guard=fo.Guard(min_clients=1), **options
-            )
+            result = fo.simulate(SCAFFOLD, federation, 8, strategy="scan", progress=False)
         history = result.history
         late = np.isin(history["asked"], [1, 5])
         np.testing.assert_array_equal(history["asked"], [[0, 1, 2], [3, 4, 5]] * 4)
@@ -296,20 +285,18 @@ def test_those_who_would_be_late_are_named_and_counted_as_such(caplog):
         assert dropped.any() and not dropped.all() and np.all(history["num_steps"][late] == 0)
         np.testing.assert_array_equal(history["excluded"], (late | dropped).sum(axis=1))
         assert sum("client 5 (timed out)." in message for message in caplog.messages) == 4
-    plain = _run(None, sampler=on_time(cyclic(3)), rounds=8)
-    guarded = _run(fo.Guard(), sampler=on_time(cyclic(3)), rounds=8)
+    plain = _run(None, cohort=on_time(cyclic(3)), rounds=8)
+    guarded = _run(fo.Guard(), cohort=on_time(cyclic(3)), rounds=8)
     problems.assert_close(plain.state, guarded.state)  # another program, rounded as it likes
 
 
 def test_a_simulated_run_names_counts_and_goes_on(caplog):
     attacked = fo.attacks.nan_upload(SCAFFOLD, [0, 1, 2])
     guard = fo.Guard(min_clients=2)
-    options = OPTIONS | {"cohort_size": 3, "evaluate_every": 5, "progress": False}
-    state = problems.start(SCAFFOLD, len(SIZES))
+    options = {"evaluate_every": 5, "progress": False, "strategy": "scan"}
+    options["state"] = problems.start(SCAFFOLD, len(SIZES))
     with caplog.at_level(logging.WARNING, logger="fedjax_opt"):
-        result = fo.simulate(
-            attacked, problems.MODEL, DATA, 12, state=state, guard=guard, **options
-        )
+        result = fo.simulate(attacked, BASE.replace(guard=guard), 12, **options)
     history = result.history
     bad = np.isin(history["asked"], [0, 1, 2])
     np.testing.assert_array_equal(history["fault"] == fo.Fault.UPLOAD_NOT_FINITE, bad)
@@ -324,7 +311,7 @@ def test_a_simulated_run_names_counts_and_goes_on(caplog):
     reference = _run(guard, attacked, rounds=12)
     problems.assert_identical(result.state, reference.state)
     with pytest.raises(fo.NonFiniteLossError, match="the server's update was not"):
-        fo.simulate(attacked, problems.MODEL, DATA, 12, state=state, **options)
+        fo.simulate(attacked, BASE, 12, **options)
 
 
 # Refused --------------------------------------------------------------------------------------

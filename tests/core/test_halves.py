@@ -400,7 +400,7 @@ def test_a_client_alone_draws_the_minibatches_of_a_simulation():
     )
     model = fo.Model(lambda key, batch: fo.Variables(_start(SCAFFOLD).variables.params), MODEL.loss)
     federation = fo.Federation(model, data, cohort=3, local_steps=4, batch_size=2)
-    state = fo.first_state(SCAFFOLD, federation, 3)
+    state = fo.init_state(SCAFFOLD, federation, 3)
     after, history = fo.run_rounds(SCAFFOLD, federation, state, 1, strategy="scan")
     work = jax.jit(fo.client_update)
     total, results = fo.zero_total(SCAFFOLD, state.server), {}

@@ -325,7 +325,7 @@ def test_wrong_chances_are_refused(options, message):
 def test_chances_of_another_population_are_refused():
     with pytest.raises(ValueError, match=r"dropout must be .* per client, got shape \(3,\)"):
         unreliable(available(2, np.ones(4)), dropout=[0.1] * 3)
-    with pytest.raises(ValueError, match="sampler was made for 3 clients, but data holds 5"):
+    with pytest.raises(ValueError, match="cohort was made for 3 clients, but there are 5"):
         _run(_start(), dropout=np.full(3, 0.1))
 
 

@@ -1,5 +1,6 @@
 """Experiments: a file and options can say the same, and what cannot be run is refused."""
 
+import dataclasses
 import tomllib
 
 import numpy as np
@@ -137,9 +138,10 @@ def test_a_file_explains_every_key():
 
 def test_defaults_are_those_of_a_run():
     experiment = from_toml('task = "digits"\nalgorithms = ["fedavg"]')
-    run = fo.simulate.__kwdefaults__
+    fields = {field.name: field.default for field in dataclasses.fields(fo.Federation)}
+    defaults = fields | fo.simulate.__kwdefaults__
     for name in ("evaluate_every", "weighting", "batching", "diagnostics"):
-        assert getattr(experiment, name) == run[name]
+        assert getattr(experiment, name) == defaults[name]
     assert to_options(experiment) == {"task": ["digits"], "algorithms": ["fedavg"]}
 
 

@@ -344,7 +344,7 @@ def test_the_table_says_it(plan):
     assert f"K = {plan.local_steps} in every round" in text
     assert f"eta = {plan.learning_rate:.3g}" in text
     assert f"{plan.recommended.rounds:,}, of" in text and "10 h" in text and "measured" in text
-    assert f"cohort_size=60,\n      local_steps={plan.local_steps})" in text
+    assert f"cohort=60,\n      local_steps={plan.local_steps})" in text
     assert all(f"\n  {row.name}" in text for row in plan.forecasts)
     assert all(f"\n  {name}" in text for name in plan.elasticities if name != "client variance")
     assert "holds" in text and "FAILS" not in text

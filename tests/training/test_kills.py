@@ -51,6 +51,8 @@ class Csv(fo.Extension):
 class InMemory:
     """What `Checkpoints` do, without files, so that many runs take no time."""
 
+    keep = 2
+
     def __init__(self, directory):
         self.directory, self.kept = directory, {}
 
@@ -65,7 +67,7 @@ class InMemory:
         del identity, metrics
         kept = jax.tree.map(jnp.copy, state), copy.deepcopy(history)
         self.kept.setdefault(int(state.round), kept)
-        stay = {*sorted(self.kept)[-2:], *protect}
+        stay = {*sorted(self.kept)[-self.keep :], *protect}
         self.kept = {number: kept for number, kept in self.kept.items() if number in stay}
 
     def restore(self, state, *, identity, round):

@@ -44,7 +44,7 @@ def _gradient(algorithm, w, batch, mask=None, start=None, previous=None, model=M
     client = algorithm.init_client(previous)
     local = set_variables(algorithm.start(message, client), at)
     one, zero = jnp.int32(1), jnp.int32(0)
-    context = fo.Context(message, client, (), (), one, zero, jnp.ones(()), zero)
+    context = fo.Context(message, client, (), (), one, zero, one, one, zero)
     moved, _ = algorithm.step(local, Objective(model, None, mask), batch, context)
     return w - get_variables(moved).params["w"]
 
