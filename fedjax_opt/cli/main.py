@@ -15,7 +15,6 @@ from fedjax_opt.cli import (
     listing,
     plan,
     report,
-    reproduce,
     together,
 )
 from fedjax_opt.cli.files import said
@@ -57,7 +56,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(
         title="commands", required=True, metavar="COMMAND", dest="chosen"
     )
-    for command in (demo, experiments, reproduce, report, listing, plan, data, launch):
+    for command in (demo, experiments, report, listing, plan, data, launch):
         command.add_parser(commands)
     if arguments and arguments[0][:1] != "-" and arguments[0] not in commands.choices:
         raise unknown("command", arguments[0], commands.choices, "`fedjax-opt --help` shows all.")

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
-from fedjax_opt.experiments import papers
+from benchmarks.papers.catalogue import ENTRIES, find
+from benchmarks.papers.entry import MEASURES, Claim, Entry, Part, columns, experiment, prepared
+from benchmarks.papers.measured import cells, measure, verdicts
 from fedjax_opt.experiments.config import from_toml, to_toml
-from fedjax_opt.experiments.papers.entry import MEASURES, columns, experiment, prepared
 
 SIZES = [
     (name, quick)
-    for name, entry in papers.ENTRIES.items()
+    for name, entry in ENTRIES.items()
     for quick in (False, True)
     if (entry.quick if quick else entry.full)
 ]
@@ -18,7 +19,7 @@ SIZES = [
 
 @pytest.mark.parametrize("name, quick", SIZES)
 def test_every_entry_builds(name, quick):
-    entry = papers.find(name)
+    entry = find(name)
     parts = entry.parts(quick)
     assert parts and len({part.name for part in parts}) == len(parts)
     assert set(entry.measures) <= MEASURES.keys()
@@ -39,7 +40,7 @@ def test_every_entry_builds(name, quick):
 
 @pytest.mark.parametrize("name, quick", SIZES)
 def test_numbers_are_quoted_with_their_table(name, quick):
-    entry = papers.find(name)
+    entry = find(name)
     assert entry.where.startswith(("Table", "Figure"))
     for part in entry.parts(quick):
         assert part.beside.startswith(("Table", "Figure"))
@@ -51,7 +52,7 @@ def test_numbers_are_quoted_with_their_table(name, quick):
 
 
 def told(name, part, label, measure="accuracy"):
-    parts = {one.name: one for one in papers.find(name).parts()}
+    parts = {one.name: one for one in find(name).parts()}
     return parts[part].reported[label][measure]
 
 
@@ -77,30 +78,30 @@ def test_numbers_are_those_of_the_papers():
 
 
 def test_full_size_is_that_of_the_papers():
-    table = {part.name: part.experiment for part in papers.find("fedgbo-table4").parts(leaf="here")}
+    table = {part.name: part.experiment for part in find("fedgbo-table4").parts(leaf="here")}
     assert table["femnist"].task.arguments["folder"] == "here/data/femnist/data"
     assert len(table["cifar100"].algorithms) == 7 and len(table["sent140"].algorithms) == 6
     assert table["cifar100"].seeds == (0, 1, 2, 3, 4)
-    schedules = [p.experiment for p in papers.find("decaying-k").parts() if p.group == "femnist"]
+    schedules = [p.experiment for p in find("decaying-k").parts() if p.group == "femnist"]
     assert len(schedules) == 8 and len({str(one.controller) for one in schedules}) == 8
     assert {(e.cohort_size, e.local_steps, e.rounds) for e in schedules} == {(60, 80, 10_000)}
-    (dynamic,) = papers.find("fedacg-table3").parts()
+    (dynamic,) = find("fedacg-table3").parts()
     assert dynamic.sampler is not None and dynamic.sampler.size == 10
     assert dynamic.sampler.least_population == 250
 
 
 def test_what_has_no_size_says_what_to_do():
     with pytest.raises(ValueError, match="Use --quick"):
-        papers.find("ghbm-table3").parts()
+        find("ghbm-table3").parts()
     with pytest.raises(ValueError, match="Did you mean 'fedgbo-table4'"):
-        papers.find("fedgbo-tabel4")
+        find("fedgbo-tabel4")
 
 
 def test_a_part_may_have_its_own_cohorts():
-    (_, cyclic) = papers.find("ghbm-table9").parts(quick=True)
+    (_, cyclic) = find("ghbm-table9").parts(quick=True)
     digits = fo.tasks.digits()
     assert prepared(cyclic, digits).cohort is cyclic.sampler
-    uniform = papers.find("ghbm-table8").parts(quick=True)[0]
+    uniform = find("ghbm-table8").parts(quick=True)[0]
     assert prepared(uniform, digits) is digits
 
 
@@ -125,24 +126,23 @@ def records(label, curves, steps=10):
 
 
 CLAIMS = tuple(
-    papers.Claim("b", "a", measure)
-    for measure in ("accuracy", "rounds", "minutes", "match", "upload")
+    Claim("b", "a", measure) for measure in ("accuracy", "rounds", "minutes", "match", "upload")
 )
-CLAIMS += (papers.Claim("a", "b"), papers.Claim("c", "a"), papers.Claim("c", "a", "rounds"))
+CLAIMS += (Claim("a", "b"), Claim("c", "a"), Claim("c", "a", "rounds"))
 
 
 @pytest.fixture
 def rows():
     members = [f"{name}: fedavg(learning_rate=0.1)" for name in "abc"]
     made = experiment("digits", members, seeds=(0, 1), target=0.5)
-    part = papers.Part("p", "g", made, "Table 1", {"a": {"accuracy": "40.2±0.9"}}, CLAIMS)
-    entry = papers.Entry("e", "Somebody.", "Table 1", "b wins.", tuple(MEASURES), baseline="a")
+    part = Part("p", "g", made, "Table 1", {"a": {"accuracy": "40.2±0.9"}}, CLAIMS)
+    entry = Entry("e", "Somebody.", "Table 1", "b wins.", tuple(MEASURES), baseline="a")
     found = [
         *records("a", [[0.1, 0.4, 0.5], [0.2, 0.4, 0.6]], steps=20),
         *records("b", [[0.5, 0.7, 0.8], [0.5, 0.7, 0.9]]),
         *records("c", [[0.1, 0.2, 0.4], [0.1, 0.2, 0.8]]),
     ]
-    return entry, papers.measure(entry, [(part, found)])
+    return entry, measure(entry, [(part, found)])
 
 
 def test_what_is_measured(rows):
@@ -155,13 +155,13 @@ def test_what_is_measured(rows):
     # FedAvg's until its own best; others' until they have its mean, 55%.
     assert a.values["match"].tolist() == [3, 3] and b.values["match"].tolist() == [2, 2]
     assert b.values["steps"].tolist() == [0.5, 0.5] and b.values["upload"].tolist() == [1, 1]
-    cells = dict(zip(entry.measures, papers.cells(entry, a), strict=True))
-    assert cells["accuracy"] == ("40.2±0.9", "55.0 ± 63.5") and cells["rounds"][0] == ""
-    assert papers.cells(entry, c)[1][1] == "not reached by 1 of 2"
+    shown = dict(zip(entry.measures, cells(entry, a), strict=True))
+    assert shown["accuracy"] == ("40.2±0.9", "55.0 ± 63.5") and shown["rounds"][0] == ""
+    assert cells(entry, c)[1][1] == "not reached by 1 of 2"
 
 
 def test_orderings_are_judged_seed_by_seed(rows):
-    found = dict(zip(CLAIMS, papers.verdicts(rows[1]), strict=True))
+    found = dict(zip(CLAIMS, verdicts(rows[1]), strict=True))
     # The intervals of both are wide, that of their difference is not.
     assert "above a in accuracy, %: holds (85.0" in found[CLAIMS[0]]
     for claim in CLAIMS[1:5]:
@@ -173,17 +173,17 @@ def test_orderings_are_judged_seed_by_seed(rows):
 
 def test_a_run_that_diverged_proves_nothing():
     made = experiment("digits", ["a: fedavg(learning_rate=0.1)", "b: fedavg(learning_rate=0.2)"])
-    part = papers.Part("p", "g", made, "Table 1", {}, (papers.Claim("b", "a"),))
-    entry = papers.Entry("e", "Somebody.", "Table 1", "b wins.", baseline="a")
+    part = Part("p", "g", made, "Table 1", {}, (Claim("b", "a"),))
+    entry = Entry("e", "Somebody.", "Table 1", "b wins.", baseline="a")
     found = [*records("a", [[0.1, np.nan]]), *records("b", [[0.5, 0.7]])]
-    rows = papers.measure(entry, [(part, found)])
-    assert papers.cells(entry, rows[0]) == [("", "diverged")]
-    assert "not decided" in papers.verdicts(rows)[0]
+    rows = measure(entry, [(part, found)])
+    assert cells(entry, rows[0]) == [("", "diverged")]
+    assert "not decided" in verdicts(rows)[0]
 
 
 def test_what_is_relative_needs_its_baseline(rows):
     entry, (_, b, _) = rows
-    (alone,) = papers.measure(entry, [(b.part, records("b", [[0.5, 0.7], [0.5, 0.7]]))])
+    (alone,) = measure(entry, [(b.part, records("b", [[0.5, 0.7], [0.5, 0.7]]))])
     assert alone.values.keys() == {"accuracy", "rounds", "upload", "minutes"}
-    assert papers.cells(entry, alone)[-1] == ("", "")
-    assert papers.verdicts([alone]) == []
+    assert cells(entry, alone)[-1] == ("", "")
+    assert verdicts([alone]) == []

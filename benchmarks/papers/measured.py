@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.papers.entry import MEASURES, Entry, Part
 from fedjax_opt.core.targets import first_reached
 from fedjax_opt.experiments.criteria import interval, score
 from fedjax_opt.experiments.experiment import Experiment
-from fedjax_opt.experiments.papers.entry import MEASURES, Entry, Part
 from fedjax_opt.experiments.summary import Outcome, best_of_each, judge, outcomes
 from fedjax_opt.metrics import smooth
 

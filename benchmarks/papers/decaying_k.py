@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_opt.experiments.papers.entry import Claim, Entry, Part, columns, experiment
+from benchmarks.papers.entry import Claim, Entry, Part, columns, experiment
 from fedjax_opt.experiments.specs import Spec, parse
 
 _PAPER = "Mills, Hu, Min. Faster federated learning with decaying number of local SGD steps. 2023."

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedjax_opt.experiments.papers.entry import Claim, Entry, Part, experiment
+from benchmarks.papers.entry import Claim, Entry, Part, experiment
 
 _PAPER = (
     "Mills, Hu, Min. Multi-task federated learning for personalised deep neural networks in edge"

@@ -1,12 +1,12 @@
-"""`fedjax-opt reproduce`: a table or figure of a paper, with what the paper reports beside it.
+"""A table or figure of a paper, with what the paper reports beside it.
 
-fedjax-opt reproduce --list
+python -m benchmarks.papers.run --list
     what there is
-fedjax-opt reproduce fedgbo-table4 --quick
+python -m benchmarks.papers.run fedgbo-table4 --quick
     on small data, in minutes; it should still show what the paper shows
-fedjax-opt reproduce fedgbo-table4 --only cifar100 --output runs/table4
+python -m benchmarks.papers.run fedgbo-table4 --only cifar100 --output runs/table4
     the paper's own task, rounds and seeds; the same command goes on where it was stopped
-fedjax-opt reproduce fedgbo-table4 --quick --dry-run
+python -m benchmarks.papers.run fedgbo-table4 --quick --dry-run
     what would run, and about how long
 
 Each part is a run directory of its own, as `fedjax-opt compare` leaves it. Beside them are a page for
@@ -18,17 +18,18 @@ import pathlib
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any
 
+import fedjax_opt as fo
+from benchmarks.papers import catalogue, measured
+from benchmarks.papers.entry import MEASURES, Entry, Part, prepared
 from fedjax_opt.cli import dry_run, experiments, report
 from fedjax_opt.cli.files import new_directory, said
 from fedjax_opt.cli.tables import duration, print_paragraph
 from fedjax_opt.core import Federation
 from fedjax_opt.core.tables import table_lines
-from fedjax_opt.experiments import papers, playing
+from fedjax_opt.experiments import playing
 from fedjax_opt.experiments.config import to_toml
 from fedjax_opt.experiments.facts import facts
-from fedjax_opt.experiments.papers.entry import MEASURES, prepared
 from fedjax_opt.experiments.pricing import Device
 from fedjax_opt.experiments.recipes import load_task
 from fedjax_opt.experiments.rundir import RunDirectory, read
@@ -37,11 +38,11 @@ from fedjax_opt.experiments.specs import unknown
 _TABLE = "reproduced.md"
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command."""
-    parser = commands.add_parser(
-        "reproduce",
-        help="a table or figure of a paper, at full size or quickly, beside what the paper reports",
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parses the options, and runs; what cannot be done is said in a sentence."""
+    fo.use_cpu_devices()
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.papers.run",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -62,7 +63,12 @@ def add_parser(commands: Any) -> None:
         "--dry-run", action="store_true",
         help="print what would run, its memory, operations, bytes and an estimate of its time, and end",
     )  # fmt: skip
-    parser.set_defaults(run=run)
+    options = parser.parse_args(arguments)
+    try:
+        return run(options)
+    except (ValueError, OSError, ImportError) as error:
+        print(said(error), file=sys.stderr)
+        return 2
 
 
 def run(options: argparse.Namespace) -> int:
@@ -71,10 +77,8 @@ def run(options: argparse.Namespace) -> int:
         _print_list()
         return 0
     if options.name is None:
-        raise ValueError(
-            "Say what to reproduce: `fedjax-opt reproduce --list` shows what there is."
-        )
-    entry = papers.find(options.name)
+        raise ValueError("Say what to reproduce: --list shows what there is.")
+    entry = catalogue.find(options.name)
     parts = _chosen(entry.parts(options.quick, options.leaf), options.only)
     print_paragraph(f"{entry.paper} {entry.where}. {entry.finds}")
     print_paragraph(entry.quick_differs if options.quick else entry.differs)
@@ -102,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _load(options: argparse.Namespace, part: papers.Part) -> Federation:
+def _load(options: argparse.Namespace, part: Part) -> Federation:
     try:
         return load_task(part.experiment.task)
     except (ValueError, OSError) as error:
@@ -113,7 +117,7 @@ def _load(options: argparse.Namespace, part: papers.Part) -> Federation:
         raise
 
 
-def _chosen(parts: Sequence[papers.Part], only: str | None) -> list[papers.Part]:
+def _chosen(parts: Sequence[Part], only: str | None) -> list[Part]:
     if only is None:
         return list(parts)
     chosen = [part for part in parts if part.name.startswith(only)]
@@ -124,7 +128,7 @@ def _chosen(parts: Sequence[papers.Part], only: str | None) -> list[papers.Part]
 
 
 def _play(
-    options: argparse.Namespace, part: papers.Part, federation: Federation, output: pathlib.Path
+    options: argparse.Namespace, part: Part, federation: Federation, output: pathlib.Path
 ) -> float:
     """Plays a part; or says what it would take, and returns a guess at its seconds."""
     federation = prepared(part, federation)
@@ -152,12 +156,12 @@ def _play(
 
 def _report(
     options: argparse.Namespace,
-    entry: papers.Entry,
-    parts: Sequence[papers.Part],
+    entry: Entry,
+    parts: Sequence[Part],
     output: pathlib.Path,
 ) -> None:
-    rows = papers.measure(entry, [(part, read(output / part.name).records) for part in parts])
-    found = papers.verdicts(rows)
+    rows = measured.measure(entry, [(part, read(output / part.name).records) for part in parts])
+    found = measured.verdicts(rows)
     header, lines = _table(entry, rows)
     table = table_lines(header, lines, (0, 1))
     print("\n".join(table))
@@ -187,23 +191,25 @@ def _report(
     print(f"Results: {output}")
 
 
-def _table(entry: papers.Entry, rows: Sequence[papers.Row]) -> tuple[list[str], list[list[str]]]:
+def _table(entry: Entry, rows: Sequence[measured.Row]) -> tuple[list[str], list[list[str]]]:
     """A row for each algorithm; a measure of which the paper says nothing has one column."""
-    told = [any(papers.cells(entry, row)[i][0] for row in rows) for i in range(len(entry.measures))]
+    told = [
+        any(measured.cells(entry, row)[i][0] for row in rows) for i in range(len(entry.measures))
+    ]
     header = ["part", "algorithm"]
     for name, any_told in zip(entry.measures, told, strict=True):
         header += [f"paper: {MEASURES[name]}", "here"] if any_told else [f"here: {MEASURES[name]}"]
     lines = []
     for row in rows:
         line = [row.part.group, row.label]
-        for (paper, here), any_told in zip(papers.cells(entry, row), told, strict=True):
+        for (paper, here), any_told in zip(measured.cells(entry, row), told, strict=True):
             line += [paper.replace("±", " ± "), here] if any_told else [here]
         lines.append(line)
     return header, lines
 
 
 def _notes(
-    options: argparse.Namespace, entry: papers.Entry, group: str, found: Sequence[str]
+    options: argparse.Namespace, entry: Entry, group: str, found: Sequence[str]
 ) -> list[str]:
     """What a page says: the paper's finding, what differs here, and whether its orderings hold."""
     notes = [f"{entry.paper} {entry.where}: {entry.finds}"]
@@ -211,7 +217,7 @@ def _notes(
     return [*filter(None, notes), *(line for line in found if line.startswith(f"{group}: "))]
 
 
-def _beside(entry: papers.Entry, rows: Sequence[papers.Row]) -> list[list[str]]:
+def _beside(entry: Entry, rows: Sequence[measured.Row]) -> list[list[str]]:
     """The lines of a page's own table: without the group, and with where the paper has its numbers."""
     header, lines = _table(entry, rows)
     cited = [row.part.beside if row.label in row.part.reported else "" for row in rows]
@@ -222,13 +228,19 @@ def _beside(entry: papers.Entry, rows: Sequence[papers.Row]) -> list[list[str]]:
 
 
 def _command(options: argparse.Namespace, output: pathlib.Path) -> str:
-    words = ["fedjax-opt", "reproduce", options.name, *(["--quick"] if options.quick else [])]
+    words = [
+        "python",
+        "-m",
+        "benchmarks.papers.run",
+        options.name,
+        *(["--quick"] if options.quick else []),
+    ]
     words += ["--only", options.only] if options.only else []
     words += [] if options.leaf == "leaf" else ["--leaf", options.leaf]
     return shlex.join([*words, "--output", str(output)])
 
 
-def _check_output(output: pathlib.Path, parts: Sequence[papers.Part]) -> None:
+def _check_output(output: pathlib.Path, parts: Sequence[Part]) -> None:
     """Refuses a directory that holds anything else."""
     known = {_TABLE, *(part.name for part in parts), *(f"{part.group}.html" for part in parts)}
     there = {path.name for path in output.iterdir()} if output.exists() else set()
@@ -248,12 +260,16 @@ def _print_list() -> None:
                 size for size, made in (("full", entry.full), ("--quick", entry.quick)) if made
             ),
         ]
-        for name, entry in papers.ENTRIES.items()
+        for name, entry in catalogue.ENTRIES.items()
     ]
     print("\n".join(table_lines(["name", "table or figure", "sizes"], rows, (0, 1, 2))))
-    for paper in dict.fromkeys(entry.paper for entry in papers.ENTRIES.values()):
-        own = [entry for entry in papers.ENTRIES.values() if entry.paper == paper]
+    for paper in dict.fromkeys(entry.paper for entry in catalogue.ENTRIES.values()):
+        own = [entry for entry in catalogue.ENTRIES.values() if entry.paper == paper]
         print()
         print_paragraph(paper)
         for entry in own:
             print_paragraph(f"{entry.name}: {entry.finds}", "  ", "    ")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from fedjax_opt.engine import cohorts
-from fedjax_opt.experiments.papers.entry import Claim, Entry, Part, columns, experiment
-from fedjax_opt.experiments.papers.fedacg_reported import (
+from benchmarks.papers.entry import Claim, Entry, Part, columns, experiment
+from benchmarks.papers.fedacg_reported import (
     IID,
     TABLE_2,
     TABLE_3,
@@ -12,6 +11,7 @@ from fedjax_opt.experiments.papers.fedacg_reported import (
     TABLE_5,
     TABLES,
 )
+from fedjax_opt.engine import cohorts
 
 _PAPER = (
     "Kim, Kim, Han. Communication-efficient federated learning with accelerated client gradient."

@@ -1,4 +1,4 @@
-"""`fedjax-opt reproduce` as a person uses it, in this process."""
+"""The script of papers' tables and figures as a person uses it, in this process."""
 
 import functools
 import shlex
@@ -6,14 +6,16 @@ import shlex
 import pytest
 
 import fedjax_opt as fo
-from fedjax_opt.cli import dry_run, main, reproduce
-from fedjax_opt.experiments import papers, playing
-from fedjax_opt.experiments.papers.entry import experiment
+from benchmarks.papers import run as reproduce
+from benchmarks.papers.catalogue import ENTRIES, find
+from benchmarks.papers.entry import Claim, Entry, Part, experiment
+from fedjax_opt.cli import dry_run
+from fedjax_opt.experiments import playing
 from fedjax_opt.experiments.pricing import Prices
 
 SIZES = [
     (name, quick)
-    for name, entry in papers.ENTRIES.items()
+    for name, entry in ENTRIES.items()
     for quick in (False, True)
     if (entry.quick if quick else entry.full)
 ]
@@ -26,7 +28,7 @@ def command(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def run(text):
-        status = main(shlex.split(f"reproduce {text}"))
+        status = reproduce.main(shlex.split(text))
         return status, *capsys.readouterr()
 
     return run
@@ -54,7 +56,7 @@ def any_data(monkeypatch):
 def test_every_entry_can_be_planned(command, any_data, tmp_path, name, quick):
     status, printed, failed = command(f"{name} --dry-run {'--quick' if quick else ''}")
     assert status == 0, failed
-    entry = papers.find(name)
+    entry = find(name)
     assert all(f"{part.name}: " in printed for part in entry.parts(quick))
     assert entry.where in " ".join(printed.split()) and not any(tmp_path.iterdir())
 
@@ -82,7 +84,7 @@ def test_where_leaf_s_files_should_be(command):
 
 def test_all_are_listed(command):
     status, printed, _ = command("--list")
-    assert status == 0 and all(name in printed for name in papers.ENTRIES)
+    assert status == 0 and all(name in printed for name in ENTRIES)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +111,8 @@ def small(monkeypatch):
             evaluate_every=1, seeds=(0, 1),
         )  # fmt: skip
         told = {"fedavg": {"accuracy": "12.3±0.4"}}
-        claims = (papers.Claim("fedcm", "fedavg"),)
-        return papers.Part(name, name, made, "Table 1", told, claims, sampler)
+        claims = (Claim("fedcm", "fedavg"),)
+        return Part(name, name, made, "Table 1", told, claims, sampler)
 
     def parts():
         fedavg, fedcm = "fedavg(learning_rate=0.1)", "fedcm(learning_rate=0.1)"
@@ -119,8 +121,8 @@ def small(monkeypatch):
             part("cyclic", [fedavg, fedcm], fo.cohorts.cyclic(2)),
         ]
 
-    entry = papers.Entry("small", "Somebody.", "Table 1", "It works.", quick=parts)
-    monkeypatch.setitem(papers.ENTRIES, "small", entry)
+    entry = Entry("small", "Somebody.", "Table 1", "It works.", quick=parts)
+    monkeypatch.setitem(ENTRIES, "small", entry)
 
 
 @pytest.mark.slow
@@ -132,7 +134,7 @@ def test_numbers_stand_beside_the_papers_and_on_the_page(command, small, tmp_pat
         assert "12.3 ± 0.4" in text and "fedcm above fedavg in accuracy" in text
     page = (tmp_path / "out" / "cyclic.html").read_text()
     assert '<th scope="row">fedavg</th><td>12.3 ± 0.4</td>' in page and "It works." in page
-    assert "fedjax-opt reproduce small --quick --output out" in page
+    assert "python -m benchmarks.papers.run small --quick --output out" in page
     assert "distance between clients" in page.lower()  # as a page of compare has it
     uniform, cyclic = (
         fo.experiments.read(tmp_path / "out" / name).records for name in ("uniform", "cyclic")

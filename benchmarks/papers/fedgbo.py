@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from benchmarks.papers.entry import Claim, Entry, Part, columns, experiment
 from fedjax_opt.experiments.experiment import Experiment
-from fedjax_opt.experiments.papers.entry import Claim, Entry, Part, columns, experiment
 from fedjax_opt.experiments.specs import Spec
 
 _PAPER = "Mills et al. Accelerating federated learning with a global biased optimiser. 2023."

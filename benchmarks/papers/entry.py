@@ -121,7 +121,7 @@ def columns(text: str, *names: str) -> dict[str, dict[str, str]]:
       *names: the measures of the last columns; '' leaves a column out.
 
     Example:
-      >>> from fedjax_opt.experiments.papers.entry import columns
+      >>> from benchmarks.papers.entry import columns
       >>> columns("fedavg 40.2±0.9 -", "accuracy", "match")
       {'fedavg': {'accuracy': '40.2±0.9'}}
     """

@@ -1,7 +1,7 @@
 """Everything that can be reproduced, by name."""
 
-from fedjax_opt.experiments.papers import ce_fedavg, decaying_k, fedacg, fedgbo, ghbm, mtfl
-from fedjax_opt.experiments.papers.entry import Entry
+from benchmarks.papers import ce_fedavg, decaying_k, fedacg, fedgbo, ghbm, mtfl
+from benchmarks.papers.entry import Entry
 from fedjax_opt.experiments.specs import unknown
 
 #: The entries by name.
@@ -19,10 +19,10 @@ def find(name: str) -> Entry:
       name: of `ENTRIES`; any other is refused with the nearest.
 
     Example:
-      >>> from fedjax_opt.experiments.papers import find
+      >>> from benchmarks.papers.catalogue import find
       >>> find("fedgbo-table4").where
       'Table 4'
     """
     if name not in ENTRIES:
-        raise unknown("reproduction", name, ENTRIES, "`fedjax-opt reproduce --list` shows all.")
+        raise unknown("reproduction", name, ENTRIES, "--list shows all.")
     return ENTRIES[name]

@@ -1,7 +1,7 @@
 """Mills, Hu, Min. Communication-efficient federated learning for wireless edge intelligence in IoT."""
 
+from benchmarks.papers.entry import Claim, Entry, Part, experiment
 from fedjax_opt.experiments.experiment import Experiment
-from fedjax_opt.experiments.papers.entry import Claim, Entry, Part, experiment
 
 _PAPER = (
     "Mills, Hu, Min. Communication-efficient federated learning for wireless edge intelligence in IoT."
