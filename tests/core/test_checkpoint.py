@@ -243,6 +243,6 @@ def test_written_on_some_devices_resumed_on_others(tmp_path):
             problems.assert_identical(restored, written.state)
             assert restored.server.variables.params["w"].sharding.num_devices == second
             resumed = simulate(10, strategy=on(second), checkpoints=checkpoints)
-        expected = simulate(10, strategy=on(second), state=written.state)
+        expected = simulate(10, strategy=on(second), state=restored)
         problems.assert_identical(resumed.state, expected.state)
         problems.assert_close(resumed.state, whole.state)

@@ -28,9 +28,9 @@ def joined(tmp_path_factory):
     Some of their runs were begun before, by one process.
     """
     folder = tmp_path_factory.mktemp("joined")
-    fo.data.store(joined_run.DATA, folder / "data")
+    stored = fo.data.store(joined_run.DATA, folder / "data")
     with fo.Checkpoints(folder / "begun_by_one") as checkpoints:
-        joined_run.simulate("scan", 2, checkpoints=checkpoints)
+        joined_run.simulate("scan", 2, stored, checkpoints)
     for name in joined_run.KEPT:
         joined_run.keep(name, "scan", 2, folder / name / "begun_by_one")
     said = []
@@ -72,7 +72,7 @@ def test_a_run_goes_on_with_more_processes_or_with_fewer(joined):
         assert_all_close(report["continued"], joined_run.simulate("scan", 4))
     with fo.Checkpoints(folder / "checkpoints") as checkpoints:
         assert checkpoints.latest_round == 4
-        found = joined_run.simulate("scan", 6, checkpoints=checkpoints)
+        found = joined_run.simulate("scan", 6, fo.data.open_stored(folder / "data"), checkpoints)
     assert_all_close(found, joined_run.simulate("scan", 6))
 
 

@@ -85,7 +85,7 @@ def linear(low: float, high: float, count: int = 6) -> Scale:
 
 def logarithmic(low: float, high: float) -> Scale:
     """An axis of factors, with ticks at 1, 2 and 5 times powers of ten, or at some powers."""
-    if not high > low:
+    if not high > low * (1 + 1e-9):
         low, high = low / 2, low * 2
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = (1, 2, 5) if high / low < 300 else (1,)
