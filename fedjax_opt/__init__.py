@@ -74,7 +74,6 @@ from fedjax_opt.planning import plan as plan
 from fedjax_opt.storage import ClientStore as ClientStore
 from fedjax_opt.training import Checkpoints as Checkpoints
 from fedjax_opt.training import Chunk as Chunk
-from fedjax_opt.training import DebugError as DebugError
 from fedjax_opt.training import Extension as Extension
 from fedjax_opt.training import GoBack as GoBack
 from fedjax_opt.training import Interrupted as Interrupted

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from fedjax_opt.core import checks, trees
-from fedjax_opt.execution import meshes, one_by_one
+from fedjax_opt.execution import meshes
 
 NAMES = ("auto", "scan", "vmap", "chunked", "sharded")
 AXIS = meshes.CLIENTS
@@ -131,8 +131,6 @@ def map_reduce(
     Returns:
       The sum over clients and the stacked results `[S, ...]`.
     """
-    if strategy.name == "one_by_one":  # the debug mode's, not for a name
-        return one_by_one.map_reduce(function, shared, clients)
     if strategy.name == "scan":
         return _scan(function, shared, clients)
     if strategy.name == "vmap":

@@ -1,0 +1,152 @@
+"""A client's work of one round done again, outside of any compiled program.
+
+All randomness follows from (seed, round, client), so the last good state is enough: `NonFiniteLossError`
+holds it, and so does every checkpoint.
+"""
+
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import Partial
+
+from fedjax_opt.core import checks
+from fedjax_opt.core.algorithm import Algorithm, Scheduled
+from fedjax_opt.core.federation import Federation, check_nouns
+from fedjax_opt.core.state import FederatedState
+from fedjax_opt.training.simulate import simulate
+
+
+class Replay(NamedTuple):
+    """What a client's work gave when it was done again.
+
+    Attributes:
+      round: the round.
+      client: its number.
+      losses: the loss of each local step `[K]`; empty if its probe went wrong.
+      upload: what it would send; its report, if its probe went wrong.
+      client_state: what it would keep.
+    """
+
+    round: int
+    client: int
+    losses: np.ndarray
+    upload: chex.ArrayTree
+    client_state: chex.ArrayTree
+
+
+def replay(
+    algorithm: Algorithm | Scheduled,
+    federation: Federation,
+    state: FederatedState,
+    client: int | None = None,
+) -> Replay:
+    """Plays the next round of a state in plain Python, up to the client that is looked for.
+
+    Nothing is compiled: a print in the model's loss shows numbers, and an error has its own line.
+    `with jax.debug_nans(True):` around it raises where the first NaN arises. No guard is asked: whom it
+    would leave out is who is looked for.
+
+    Args:
+      algorithm: the algorithm of the run.
+      federation: what it learns on, with or without changes that should help.
+      state: the state that the round begins with: `result.state` of a `NonFiniteLossError`, or a
+        checkpoint's.
+      client: which of the cohort; None for the first one whose work gives a number that is not finite.
+
+    Returns:
+      A `Replay`.
+
+    Raises:
+      ValueError: if there is no such client in the round.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> model, data, optimum = fo.data.quadratics(num_clients=4, dimension=2)
+      >>> algorithm = fo.attacks.nan_upload(fo.fedavg(fo.optimizers.sgd(0.1)), clients=[2])
+      >>> federation = fo.Federation(model, data, cohort=4, local_steps=3, batch_size=1)
+      >>> again = fo.replay(algorithm, federation, fo.init_state(algorithm, federation))
+      >>> again.client, again.losses.shape
+      (2, (3,))
+    """
+    check_nouns(algorithm, federation, "replay(algorithm, federation, state)")
+    federation = federation.replace(guard=None, test=None, client_test=None)
+    watch = _Watch(client)
+    if isinstance(algorithm, Scheduled):
+        make = algorithm.make
+        watched = algorithm._replace(make=Partial(lambda rate: watch.over(make(rate))))
+    else:
+        watched = watch.over(algorithm)
+    number = int(state.round)
+    try:
+        with jax.disable_jit():
+            simulate(
+                watched, federation, number + 1, state=state, evaluate_every=1, strategy="scan",
+                progress=False, on_nonfinite="stop",
+            )  # fmt: skip
+    except _Found as found:
+        return Replay(number, *found.args)
+    there = f"round {number}, whose cohort is {sorted(watch.seen)}"
+    if client is None:
+        raise ValueError(f"No client gives a number that is not finite in {there}.")
+    raise ValueError(f"client must be one that takes part in {there}, got {client}.")
+
+
+class _Found(Exception):
+    """The work of the client that is looked for is done."""
+
+
+class _Watch:
+    """Looks on while clients work, one after the other."""
+
+    def __init__(self, client: int | None) -> None:
+        self.client = client
+        self.seen: list[int] = []
+        self._losses: list[np.ndarray] = []
+
+    def over(self, algorithm: Algorithm) -> Algorithm:
+        """The algorithm, which tells what each client's work gives."""
+
+        inner_probe = algorithm.probe
+
+        def probe(message, client_state, data):
+            assert inner_probe is not None
+            report = inner_probe(message, client_state, data)
+            if not checks.is_traced(report) and not _is_finite(report):
+                self._end(data.id, report, client_state)
+            return report
+
+        def step(local, objective, batch, context):
+            new, evaluation = algorithm.step(local, objective, batch, context)
+            if not checks.is_traced(evaluation):
+                self._losses.append(np.asarray(evaluation.loss))
+            return new, evaluation
+
+        def finish(local, context):
+            upload, client_state = algorithm.finish(local, context)
+            # One that took no step did not take part.
+            if self._losses and not checks.is_traced(upload):
+                self._end(context.id, upload, client_state)
+            return upload, client_state
+
+        watched = algorithm._replace(step=Partial(step), finish=Partial(finish))
+        return watched if inner_probe is None else watched._replace(probe=Partial(probe))
+
+    def _end(
+        self, client: chex.Numeric, upload: chex.ArrayTree, client_state: chex.ArrayTree
+    ) -> None:
+        number, losses = int(client), np.array(self._losses)
+        self.seen.append(number)
+        self._losses = []
+        wanted = number == self.client
+        if self.client is None:
+            wanted = not _is_finite((losses, upload, client_state))
+        if wanted:
+            raise _Found(number, losses, upload, client_state)
+
+
+def _is_finite(tree: chex.ArrayTree) -> bool:
+    numbers = (x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact))
+    return all(bool(jnp.isfinite(x).all()) for x in numbers)
