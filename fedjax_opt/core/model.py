@@ -57,11 +57,11 @@ class Aux(NamedTuple):
 
     state: Any = None
     losses: jax.Array | None = None
-    metrics: Mapping[str, jax.Array] = {}
+    metrics: Mapping[str, chex.Numeric] = {}
     features: Any = None
 
 
-@struct("init", "loss")
+@struct("init", "loss", "indexed")
 class Model:
     """Two functions: how the variables begin, and what is to be made small.
 
@@ -71,6 +71,8 @@ class Model:
         `key` is None in evaluation.
       frozen: arrays that the loss reads and that nobody changes; it then gets them as a fourth argument.
         They are arguments of a program, and the functions are compiled in.
+      indexed: whether the loss wants to know in evaluation which minibatch it sees: it then gets
+        `index=`, of which one that is random makes a key.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -91,6 +93,7 @@ class Model:
     init: Callable[[jax.Array, Any], Variables]
     loss: Callable[..., tuple[jax.Array, Aux]]
     frozen: chex.ArrayTree = ()
+    indexed: bool = False
 
 
 class Evaluation(NamedTuple):
@@ -117,6 +120,7 @@ class Objective(NamedTuple):
       mask: `[B]`, true for the rows that count; None where all do.
       penalties: functions of (variables, Evaluation) added to the loss before it is differentiated.
       transforms: functions of the gradient of all that, such as clipping, applied one after the other.
+      index: in evaluation, which minibatch this is.
     """
 
     model: Model
@@ -124,11 +128,13 @@ class Objective(NamedTuple):
     mask: jax.Array | None = None
     penalties: tuple[Penalty, ...] = ()
     transforms: tuple[Callable[[Any], Any], ...] = ()
+    index: chex.Numeric = 0
 
     def evaluate(self, variables: Variables, batch: Any) -> Evaluation:
         """The loss of the model (penalties left out), its next state, metrics and features."""
         frozen = (self.model.frozen,) if jax.tree.leaves(self.model.frozen) else ()
-        loss, aux = self.model.loss(variables, batch, self.key, *frozen)
+        which = {"index": self.index} if self.model.indexed and self.key is None else {}
+        loss, aux = self.model.loss(variables, batch, self.key, *frozen, **which)
         _check_loss(loss, aux)
         if self.mask is not None:
             loss = _mask_loss(loss, aux, self.mask)

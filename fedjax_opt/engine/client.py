@@ -336,7 +336,7 @@ def client_evaluate(model: Model, variables: Variables, feed: Feed) -> Total:
 
     def chunk(index):
         batch, mask = feed.chunk(index)
-        found = Objective(model, None, mask).evaluate(variables, batch)
+        found = Objective(model, None, mask, index=index).evaluate(variables, batch)
         rows = jax.tree.leaves(batch)[0].shape[0] if mask is None else jnp.sum(mask)
         sums = {"loss": found.loss, "metrics": found.metrics}
         return jax.tree.map(lambda x: jnp.asarray(rows, dtype) * x.astype(dtype), sums)

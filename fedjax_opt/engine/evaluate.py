@@ -169,7 +169,7 @@ def mean_over_rows(
         rows = offset + jnp.minimum(positions, size - 1)
         batch = jax.tree.map(lambda x: jnp.asarray(x)[rows], examples)
         mask = None if full else positions < size
-        found = Objective(model, None, mask).evaluate(variables, batch)
+        found = Objective(model, None, mask, index=index).evaluate(variables, batch)
         count = batch_size if mask is None else jnp.sum(mask, dtype=jnp.int32)
         return trees.scale(count, {**found.metrics, "loss": found.loss})
 

@@ -19,6 +19,7 @@ from fedjax_opt.models.language import stack_overflow_lstm as stack_overflow_lst
 from fedjax_opt.models.linen import from_linen as from_linen
 from fedjax_opt.models.mlp import mlp as mlp
 from fedjax_opt.models.nnx import from_nnx as from_nnx
+from fedjax_opt.models.own_loss import from_loss as from_loss
 from fedjax_opt.models.pooling import avg_pool as avg_pool
 from fedjax_opt.models.pooling import max_pool as max_pool
 from fedjax_opt.models.preprocessed import preprocessed as preprocessed

@@ -32,7 +32,7 @@ def preprocessed(model: Model, *steps: Callable[[Any, jax.Array | None], Any]) -
       (3, 3)
     """
     functions = Partial(_init, model.init, steps), Partial(_loss, model.loss, steps)
-    return Model(*functions, model.frozen)
+    return Model(*functions, model.frozen, model.indexed)
 
 
 def _init(init, steps, key, batch):
@@ -41,8 +41,8 @@ def _init(init, steps, key, batch):
     return init(key, batch)
 
 
-def _loss(loss, steps, variables, batch, key, *frozen):
+def _loss(loss, steps, variables, batch, key, *frozen, **index):
     keys = [None] * (len(steps) + 1) if key is None else jax.random.split(key, len(steps) + 1)
     for i, step in enumerate(steps):
         batch = step(batch, keys[i])
-    return loss(variables, batch, keys[len(steps)], *frozen)
+    return loss(variables, batch, keys[len(steps)], *frozen, **index)
