@@ -7,9 +7,8 @@ import numpy as np
 
 from benchmarks.papers.entry import MEASURES, Entry, Part
 from fedjax_opt.core.targets import first_reached
-from fedjax_opt.experiments.criteria import interval, score
 from fedjax_opt.experiments.experiment import Experiment
-from fedjax_opt.experiments.summary import Outcome, best_of_each, judge, outcomes
+from fedjax_opt.experiments.results import Curves, best, curves, interval, rule, score
 from fedjax_opt.metrics import smooth
 
 # Measures that say how an algorithm is beside the baseline.
@@ -44,11 +43,12 @@ def measure(entry: Entry, found: Sequence[tuple[Part, Sequence[Mapping[str, Any]
       entry: which says what to measure.
       found: parts, each with the records of its run.
     """
-    chosen: list[tuple[Part, Outcome]] = []
+    chosen: list[tuple[Part, Curves]] = []
     for part, records in found:
-        judged = judge(part.experiment, outcomes(records))
-        best = best_of_each(part.experiment, judged)
-        chosen += [(part, one.outcome) for one in best if len(one.outcome.rounds)]
+        made = part.experiment
+        own = curves(records)
+        by = rule(own, made.metric, made.criterion, made.target, made.smoothing)
+        chosen += [(part, one) for one in best(own, by) if len(one.rounds)]
     bases = {
         part.group: outcome for part, outcome in reversed(chosen) if outcome.label == entry.baseline
     }
@@ -145,23 +145,22 @@ def _text(name: str, row: Row) -> str:
     return text if np.isnan(half) else f"{text} ± {half:.{digits}f}"
 
 
-def _accuracy(experiment: Experiment, outcome: Outcome, _: Outcome) -> np.ndarray:
-    criterion, decay = experiment.criterion, experiment.smoothing
-    if criterion == "rounds_to_target":
-        criterion = "best_accuracy"
-    return 100 * score(criterion, outcome.rounds, outcome.accuracy, None, decay)
+def _accuracy(experiment: Experiment, outcome: Curves, _: Curves) -> np.ndarray:
+    criterion = "best" if experiment.criterion == "rounds_to_target" else experiment.criterion
+    by = rule([outcome], "accuracy", criterion, smoothing=experiment.smoothing)
+    return 100 * score(outcome, by)
 
 
-def _reached(experiment: Experiment, outcome: Outcome, target: float) -> list[int | None]:
+def _reached(experiment: Experiment, outcome: Curves, target: float) -> list[int | None]:
     """The first evaluation of each seed that is at the target."""
-    curves = [smooth(curve, experiment.smoothing) for curve in outcome.accuracy]
+    curves = [smooth(curve, experiment.smoothing) for curve in outcome.values("accuracy")]
     return [first_reached(curve, target) for curve in curves]
 
 
 def _until(column: str | None, scale: float = 1.0) -> Callable[..., np.ndarray]:
     """What a column says when the target is reached; the round, without a column."""
 
-    def value(experiment: Experiment, outcome: Outcome, base: Outcome) -> np.ndarray:
+    def value(experiment: Experiment, outcome: Curves, base: Curves) -> np.ndarray:
         del base
         assert experiment.target is not None
         return _at(outcome, _reached(experiment, outcome, experiment.target), column, scale)
@@ -170,12 +169,12 @@ def _until(column: str | None, scale: float = 1.0) -> Callable[..., np.ndarray]:
 
 
 def _at(
-    outcome: Outcome, places: Sequence[int | None], column: str | None, scale: float
+    outcome: Curves, places: Sequence[int | None], column: str | None, scale: float
 ) -> np.ndarray:
     found = []
     for seed, place in enumerate(places):
         if place is None:
-            diverged = np.isnan(outcome.accuracy[seed]).any()
+            diverged = np.isnan(outcome.values("accuracy")[seed]).any()
             found.append(np.nan if diverged else np.inf)
         else:
             numbers = outcome.rounds if column is None else outcome.columns[column][seed]
@@ -183,20 +182,22 @@ def _at(
     return np.array(found, float)
 
 
-def _match(experiment: Experiment, outcome: Outcome, base: Outcome) -> np.ndarray:
+def _match(experiment: Experiment, outcome: Curves, base: Curves) -> np.ndarray:
     if outcome is base:  # until its own best
-        return _at(outcome, [int(np.argmax(row)) for row in outcome.accuracy], "bytes_up", 1e6)
+        return _at(
+            outcome, [int(np.argmax(row)) for row in outcome.values("accuracy")], "bytes_up", 1e6
+        )
     target = float(_accuracy(experiment, base, base).mean()) / 100
     return _at(outcome, _reached(experiment, outcome, target), "bytes_up", 1e6)
 
 
-def _steps(experiment: Experiment, outcome: Outcome, base: Outcome) -> np.ndarray:
+def _steps(experiment: Experiment, outcome: Curves, base: Curves) -> np.ndarray:
     del experiment
     taken, fixed = (one.columns["client_steps"][:, -1] for one in (outcome, base))
     return taken / fixed.mean()
 
 
-_VALUES: dict[str, Callable[[Experiment, Outcome, Outcome], np.ndarray]] = {
+_VALUES: dict[str, Callable[[Experiment, Curves, Curves], np.ndarray]] = {
     "accuracy": _accuracy,
     "rounds": _until(None),
     "upload": _until("bytes_up", 1e6),

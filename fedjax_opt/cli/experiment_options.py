@@ -35,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
             described.add_argument(
                 _flag(name),
                 dest=f"key_{name}",
-                action="append" if name == "grid" else "store",
+                action="append",
                 metavar="NAME=VALUES" if name == "grid" else name.split("_")[-1].upper(),
                 help=argparse.SUPPRESS
                 if command == "run" and name in _OF_A_SEARCH
@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
             )
     for name in _RATES:
         described.add_argument(
-            _flag(name), dest=f"key_{name}", metavar="RATE",
+            _flag(name), dest=f"key_{name}", metavar="RATE", action="append",
             help=f"{_help(name)} Here with a unit, such as 20Mbit/s or 2.5MB/s; in a file {name}.",
         )  # fmt: skip
     described.add_argument(
@@ -93,12 +93,12 @@ def _default(command: str, name: str) -> str:
 def read_experiment(options: argparse.Namespace) -> Experiment:
     """What the flags say, or the file, or both."""
     texts = {
-        name: value if isinstance(value, list) else [value]
+        name: value
         for name in KEYS
         if name not in _POSITIONAL and (value := getattr(options, f"key_{name}")) is not None
     }
     for name in _RATES.keys() & texts.keys():
-        texts[name] = [repr(units.parse(_flag(name), texts[name][0], "rate"))]
+        texts[name] = [repr(units.parse(_flag(name), text, "rate")) for text in texts[name]]
     if options.task is not None:
         texts["task"] = [options.task]
     if options.algorithms:

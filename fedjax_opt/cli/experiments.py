@@ -17,6 +17,7 @@ on where it was.
 import argparse
 import pathlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,9 @@ from fedjax_opt.cli.files import new_directory
 from fedjax_opt.cli.interrupts import remembered
 from fedjax_opt.cli.tables import duration, print_paragraph, print_table
 from fedjax_opt.cli.together import open_directory
-from fedjax_opt.experiments import playing, summary
+from fedjax_opt.experiments import playing, results
 from fedjax_opt.experiments.config import Experiment, to_toml
 from fedjax_opt.experiments.facts import at_edges, edge_note, facts
-from fedjax_opt.experiments.pricing import COLUMNS
 from fedjax_opt.experiments.recipes import load_task
 from fedjax_opt.experiments.rundir import RunDirectory, read
 from fedjax_opt.experiments.sweep import Progress, remaining
@@ -135,77 +135,95 @@ def play(experiment: Experiment, setup: playing.Setup, directory: RunDirectory) 
 
 
 def _report(command: str, experiment: Experiment, output: pathlib.Path) -> None:
-    judged = summary.judge(experiment, summary.outcomes(read(output).records))
-    best = summary.best_of_each(experiment, judged)
+    found = results.curves(read(output).records)
+    by = rule_of(experiment, found)
+    best = results.best(found, by)
     if command == "sweep":
-        _print_points(experiment, judged, best)
-    _print_best(experiment, best)
+        _print_points(found, best, by)
+    _print_best(results.compare(best, by), edge_note(at_edges(experiment, best)))
     print(f"Results: {output}")
     if command == "compare":
         from fedjax_opt.cli.report import write
 
-        page = write([output], output / "report.html")
-        print(f"Report: {page}")
+        try:
+            print(f"Report: {write([output], output / 'report.html')}")
+        except ImportError as error:
+            print(f"Report: none. {error}")
 
 
 def _print_points(
-    experiment: Experiment, judged: list[summary.Judged], best: list[summary.Judged]
+    found: list[results.Curves], best: list[results.Curves], by: results.Rule
 ) -> None:
-    names = list(dict.fromkeys(name for one in judged for name in one.outcome.hyperparameters))
-    sign = 1 if experiment.criterion == "rounds_to_target" else -1
-    ordered = sorted(judged, key=lambda one: np.nan_to_num(sign * one.score.mean, nan=np.inf))
-    print_table(
-        [*names, experiment.criterion.replace("_", " "), "±", "seeds"],
-        [
-            [
-                *(_number(one.outcome.hyperparameters.get(name)) for name in names),
-                "diverged" if np.isnan(one.score.mean) else _score(experiment, one.score.mean),
-                "" if np.isnan(one.score.half_width) else _score(experiment, one.score.half_width),
-                str(len(one.outcome.seeds)) + (" *" if one in best else ""),
-            ]
-            for one in ordered[:_SHOWN]
-        ],
+    names = list(dict.fromkeys(name for one in found for name in one.hyperparameters))
+    scores = [results.interval(results.score(one, by)) for one in found]
+    sign = -1 if by.maximise and by.criterion != "rounds_to_target" else 1
+    order = np.argsort(
+        [np.nan_to_num(sign * one.mean, nan=np.inf) for one in scores], kind="stable"
     )
-    if len(ordered) > _SHOWN:
-        print(f"... and {len(ordered) - _SHOWN} more in history.jsonl.")
-    print("*: the best. ±: half of the 95% interval over seeds.\n")
-
-
-def _print_best(experiment: Experiment, best: list[summary.Judged]) -> None:
-    header = ["algorithm", "accuracy", "best", "MB up", "MB down", "GFLOP", "simulated time"]
-    if experiment.target is not None:
-        header.insert(3, f"rounds to {experiment.target:.0%}")
     rows = []
-    for one in best:
-        outcome = one.outcome
-        if not np.isfinite(outcome.accuracy).any():
-            rows.append([outcome.label, "diverged", *[""] * (len(header) - 2)])
-            continue
-        final = fo.experiments.interval([row[np.isfinite(row)][-1] for row in outcome.accuracy])
-        row = [outcome.label, _share(final), f"{np.nanmax(np.nanmean(outcome.accuracy, 0)):.1%}"]
-        if experiment.target is not None:
-            mean = np.nanmean(outcome.accuracy, axis=0)
-            reached = fo.metrics.rounds_to_target(outcome.rounds, mean, experiment.target)
-            row.append(str(reached) if reached else "not reached")
-        up, down, flops, seconds = (np.nanmax(outcome.columns[name]) for name in COLUMNS)
-        row += [f"{up / 1e6:.1f}", f"{down / 1e6:.1f}", f"{flops / 1e9:.1f}", duration(seconds)]
-        rows.append(row)
-    print_table(header, rows)
-    if any(one.outcome.hyperparameters for one in best):
-        for one in best:
-            chosen = ", ".join(f"{k}={_number(v)}" for k, v in one.outcome.hyperparameters.items())
-            print(f"{one.outcome.label}: {chosen or 'as given'}")
-    for sentence in edge_note(at_edges(experiment, [one.outcome for one in best])):
+    for place in order[:_SHOWN]:
+        one, (mean, half) = found[place], scores[place]
+        rows.append(
+            [
+                *(_number(one.hyperparameters.get(name)) for name in names),
+                "diverged" if np.isnan(mean) else f"{mean:.4g}",
+                "" if np.isnan(half) or len(one.seeds) < 3 else f"{half:.4g}",
+                str(len(one.seeds)) + (" *" if any(one is other for other in best) else ""),
+            ]
+        )
+    print_table([*names, f"{by.criterion.replace('_', ' ')} {by.metric}", "±", "seeds"], rows)
+    if len(found) > _SHOWN:
+        print(f"... and {len(found) - _SHOWN} more in history.jsonl.")
+    print("*: the best. ±: half of the 95% interval over three seeds or more.\n")
+
+
+def _print_best(comparison: results.Comparison, notes: list[str]) -> None:
+    print_table(*table(comparison))
+    if any(row.hyperparameters for row in comparison.rows):
+        for row in comparison.rows:
+            chosen = ", ".join(f"{k}={_number(v)}" for k, v in row.hyperparameters.items())
+            print(f"{row.label}: {chosen or 'as given'}")
+    for sentence in notes:
         print_paragraph(sentence)
 
 
-def _share(value: Any) -> str:
-    mean, half = value
-    return f"{mean:.1%}" if np.isnan(half) else f"{mean:.1%} ± {100 * half:.1f}"
+def table(comparison: results.Comparison) -> tuple[list[str], list[list[str]]]:
+    """The head and the lines of a table of algorithms: how good, and at what cost."""
+    by = comparison.by
+    unit = "%" if by.percent else ""
+    header = [
+        "algorithm",
+        f"last {by.metric}",
+        "best",
+        "MB up",
+        "MB down",
+        "GFLOP",
+        "simulated time",
+    ]
+    if by.target is not None:
+        header.insert(3, f"rounds to {by.text(by.target, 0)}{unit}")
+    rows = []
+    for row in comparison.rows:
+        if not row.at_best:
+            rows.append([row.label, "diverged", *[""] * (len(header) - 2)])
+            continue
+        last = results.interval([values[np.isfinite(values)][-1] for values in row.values])
+        half = f" ± {by.text(last.half_width)}" if len(row.values) > 2 else ""
+        line = [row.label, f"{by.text(last.mean)}{unit}{half}", f"{by.text(row.best)}{unit}"]
+        if by.target is not None:
+            line.append(str(int(row.to_match["rounds"])) if row.to_match else "not reached")
+        spent = {cost: column[-1] for cost, column in row.spent.items()}
+        for cost, size in (("bytes_up", 1e6), ("bytes_down", 1e6), ("flops", 1e9)):
+            line.append(f"{spent[cost] / size:.1f}" if cost in spent else "")
+        rows.append([*line, duration(spent["seconds"]) if "seconds" in spent else ""])
+    return header, rows
 
 
-def _score(experiment: Experiment, value: float) -> str:
-    return f"{value:.4g}" if experiment.criterion == "rounds_to_target" else f"{value:.4f}"
+def rule_of(experiment: Experiment, found: Sequence[results.Curves]) -> results.Rule:
+    """By what an experiment judges curves."""
+    return results.rule(
+        found, experiment.metric, experiment.criterion, experiment.target, experiment.smoothing
+    )
 
 
 def _number(value: Any) -> str:

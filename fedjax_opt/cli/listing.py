@@ -9,14 +9,13 @@ fedjax-opt list ghbm
 """
 
 import argparse
-import inspect
 import textwrap
 from typing import Any
 
 from fedjax_opt.cli.tables import WIDTH, print_paragraph
-from fedjax_opt.experiments import criteria
 from fedjax_opt.experiments.derived import NUMBER, Recipe
 from fedjax_opt.experiments.recipes import RECIPES
+from fedjax_opt.experiments.results import CRITERIA
 from fedjax_opt.experiments.specs import unknown
 
 _KINDS = {f"{kind}s": recipes for kind, recipes in RECIPES.items()}
@@ -43,12 +42,12 @@ def run(options: argparse.Namespace) -> int:
     if options.what is None:
         for kind, recipes in _KINDS.items():
             print_paragraph(f"{kind}: {', '.join(recipes)}", rest="  ")
-        print_paragraph(f"criteria: {', '.join(criteria.CRITERIA)}", rest="  ")
+        print_paragraph(f"criteria: {', '.join(CRITERIA)}", rest="  ")
     elif options.what in _KINDS:
         recipes = _KINDS[options.what]
         _definitions({name: recipe.help for name, recipe in recipes.items()})
     elif options.what == "criteria":
-        _definitions({name: _first_line(getattr(criteria, name)) for name in criteria.CRITERIA})
+        _definitions(CRITERIA)
     else:
         found = {
             kind: known[options.what] for kind, known in RECIPES.items() if options.what in known
@@ -59,10 +58,6 @@ def run(options: argparse.Namespace) -> int:
         for kind, recipe in found.items():
             _print_recipe(kind, recipe)
     return 0
-
-
-def _first_line(function: Any) -> str:
-    return (inspect.getdoc(function) or "").partition("\n")[0]
 
 
 def _print_recipe(kind: str, recipe: Recipe) -> None:

@@ -1,5 +1,6 @@
 """Whether an experiment can be run, as far as that is known before its data are loaded."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedjax_opt.experiments.experiment import (
 from fedjax_opt.experiments.hyperparameters import hyperparameters, replaced
 from fedjax_opt.experiments.keys import KEYS
 from fedjax_opt.experiments.recipes import CONTROLLERS, TASKS, build, controls_rate
+from fedjax_opt.experiments.results import read_metric
 from fedjax_opt.experiments.search import Range
 from fedjax_opt.experiments.specs import Spec, unknown
 
@@ -77,7 +79,12 @@ def _check_numbers(experiment: Experiment) -> None:
     _refuse_repeated("seeds", experiment.seeds)
     checks.number("smoothing", experiment.smoothing, low=0.0, high=1.0, open_high=True)
     if experiment.target is not None:
-        checks.number("target", experiment.target, low=0.0, high=1.0)
+        # Without a name the metric is the accuracy, or a loss: a target above 1 would never be reached.
+        share = experiment.metric is None or experiment.metric.endswith("accuracy")
+        low, high = (0.0, 1.0) if share else (-math.inf, math.inf)
+        checks.number("target", experiment.target, low=low, high=high)
+    if experiment.metric is not None:
+        read_metric(experiment.metric)
     for name in ("download_mbps", "upload_mbps", "device_gflops"):
         value = getattr(experiment, name)
         if value is not None:
@@ -127,6 +134,14 @@ def _check_labels(members: tuple[Member, ...]) -> None:
 def _check_search(experiment: Experiment) -> None:
     if experiment.samples is not None and not experiment.grid:
         raise ValueError("samples are drawn from a grid: give one, or leave samples out.")
+    for member in experiment.algorithms:
+        axes = grid_of(experiment, member).values()
+        points = math.prod(math.inf if isinstance(axis, Range) else len(axis) for axis in axes)
+        if axes and experiment.samples is not None and experiment.samples > points:
+            raise ValueError(
+                f"samples must be at most {points}, all points of the grid of {member.label}, got"
+                f" {experiment.samples}. Leave samples out to play them all."
+            )
     own = {f"{m.label}:{name}" for m in experiment.algorithms for name in varied(m)}
     shared = {name for m in experiment.algorithms for name in varied(m)}
     for name, values in experiment.grid.items():

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedjax_opt.experiments.checking import check as check
-from fedjax_opt.experiments.criteria import CRITERIA as CRITERIA
 from fedjax_opt.experiments.experiment import SETTINGS as SETTINGS
 from fedjax_opt.experiments.experiment import Experiment as Experiment
 from fedjax_opt.experiments.experiment import Member as Member

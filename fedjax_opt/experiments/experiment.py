@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fedjax_opt.core import Federation
-from fedjax_opt.experiments.criteria import CRITERIA
 from fedjax_opt.experiments.hyperparameters import hyperparameters
 from fedjax_opt.experiments.search import Range
 from fedjax_opt.experiments.specs import Spec, parse_sum
@@ -69,9 +68,11 @@ class Experiment(NamedTuple):
       grid: values to try by hyperparameter, a tuple or, in a random search, a `Range`; see `grid_of`.
       samples: how many points of the grid to draw at random; None for all.
       search_seed: of that draw.
-      criterion: by what the best hyperparameters are chosen, one of `CRITERIA`.
+      metric: what is compared, and 'max' or 'min' before it where its name does not say what is better;
+        None for 'accuracy', or 'loss' where there is none.
+      criterion: by what the best hyperparameters are chosen, one of `results.CRITERIA`.
       smoothing: the decay of the moving average of a curve before it is judged; 0 for none.
-      target: an accuracy to reach.
+      target: a value of the metric to reach.
       download_mbps: megabits per second to a client, for the simulated time; None for those of `Device`.
       upload_mbps: megabits per second from a client; None likewise.
       device_gflops: billions of operations a second of a client; None likewise.
@@ -102,7 +103,8 @@ class Experiment(NamedTuple):
     grid: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
     samples: int | None = None
     search_seed: int = 0
-    criterion: str = CRITERIA[0]
+    metric: str | None = None
+    criterion: str = "best"
     smoothing: float = 0.0
     target: float | None = None
     download_mbps: float | None = None

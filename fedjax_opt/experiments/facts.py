@@ -8,8 +8,8 @@ import jax
 from fedjax_opt.core.federation import Epochs
 from fedjax_opt.experiments.experiment import SETTINGS, Experiment, grid_of
 from fedjax_opt.experiments.playing import Setup
+from fedjax_opt.experiments.results import Curves
 from fedjax_opt.experiments.search import Range
-from fedjax_opt.experiments.summary import Outcome
 
 
 def facts(experiment: Experiment, setup: Setup) -> dict[str, Any]:
@@ -48,12 +48,12 @@ def facts(experiment: Experiment, setup: Setup) -> dict[str, Any]:
     return {name: int(value) for name, value in found.items()}
 
 
-def at_edges(experiment: Experiment, best: Sequence[Outcome]) -> list[str]:
+def at_edges(experiment: Experiment, best: Sequence[Curves]) -> list[str]:
     """Which of the chosen hyperparameters are the smallest or the largest that were tried.
 
     Args:
       experiment: which says what was tried.
-      best: the outcomes that won.
+      best: the points that won.
 
     Returns:
       One text for each; of grids of at least three numbers alone, since of two each is an end.
@@ -65,7 +65,7 @@ def at_edges(experiment: Experiment, best: Sequence[Outcome]) -> list[str]:
       ...     {"task": ["digits"], "algorithms": ["fedavg"], "grid": ["learning_rate=0.1,0.2,0.4"]}
       ... )
       >>> record = {"label": "fedavg", "hyperparameters": {"learning_rate": 0.4}, "seed": 0, "round": 1}
-      >>> at_edges(experiment, ex.outcomes([record]))
+      >>> at_edges(experiment, ex.curves([record]))
       ['fedavg (learning_rate=0.4, the largest)']
     """
     members = {member.label: member for member in experiment.algorithms}

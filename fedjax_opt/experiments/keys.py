@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from fedjax_opt.core.federation import BATCHINGS, WEIGHTINGS
 from fedjax_opt.engine.diagnostics import NAMES
-from fedjax_opt.experiments.criteria import CRITERIA
 from fedjax_opt.experiments.experiment import (
     RANGE,
     format_range,
     parse_member,
     parse_range,
 )
+from fedjax_opt.experiments.results import CRITERIA
 from fedjax_opt.experiments.search import Range
 from fedjax_opt.experiments.specs import format_value, parse, parse_value
 
@@ -150,6 +150,8 @@ def _split_grid(texts: Sequence[str]) -> dict[str, Any]:
         if not RANGE.fullmatch(values):
             listed = values if values.startswith("[") else f"[{values}]"
             values = _write_axis(parse_value(listed))
+        if name in found:
+            raise ValueError(f"{name} is given twice: give all of its values at once.")
         found[name] = values
     return found
 
@@ -215,12 +217,17 @@ KEYS: dict[str, Key] = {
         WHOLE, "How many points of the grid to draw at random (left out: all of them are tried)."
     ),
     "search_seed": Key(WHOLE, "Of the draw of these points."),
-    "criterion": Key(WORD, "By what the best hyperparameters are chosen.", CRITERIA),
+    "metric": Key(
+        WORD,
+        "What is compared: a metric of the model, and which way is better where its name does not say"
+        " it: 'accuracy', 'min rmse' (left out: accuracy, else loss).",
+    ),
+    "criterion": Key(WORD, "By what the best hyperparameters are chosen.", tuple(CRITERIA)),
     "smoothing": Key(
         NUMBER,
         "The decay of the moving average of a curve before it is judged (0: as it is; FedACG: 0.9).",
     ),
-    "target": Key(NUMBER, "A test accuracy to reach, from 0 to 1."),
+    "target": Key(NUMBER, "A value of the metric to reach."),
     "download_mbps": Key(
         NUMBER, "Megabits per second to a client, for the simulated time (left out: 20)."
     ),

@@ -14,7 +14,7 @@ import fedjax_opt as fo
 from fedjax_opt.cli import main
 from fedjax_opt.cli.experiment_options import command_line
 from fedjax_opt.cli.interrupts import remembered
-from fedjax_opt.experiments import from_toml, outcomes, playing, read, waves
+from fedjax_opt.experiments import curves, from_toml, playing, read, waves
 from fedjax_opt.experiments.rundir import RunDirectory
 from tests.core import problems
 
@@ -60,7 +60,7 @@ def compared(command, folder):
 @pytest.mark.slow
 def test_compare_runs_every_point_and_seed_and_writes_a_page(command, folder):
     output, printed = compared(command, folder)
-    found = outcomes(read(output).records)
+    found = curves(read(output).records)
     labels = ["fedavg", "far", "ghbm"]
     assert [(one.label, one.hyperparameters["learning_rate"]) for one in found] == [
         (label, rate) for label in labels for rate in (0.1, 0.3)
@@ -86,7 +86,7 @@ def test_compare_runs_every_point_and_seed_and_writes_a_page(command, folder):
 def test_costs_in_the_records_are_those_of_the_algorithm(command, folder):
     """SCAFFOLD's two models up and two down, for two clients in each of four rounds."""
     output, _ = compared(command, folder)
-    by_label = {one.label: one.columns for one in outcomes(read(output).records)}
+    by_label = {one.label: one.columns for one in curves(read(output).records)}
     size = 4 * 4810  # bytes of the digits' model
     assert by_label["fedavg"]["bytes_up"][0].tolist() == [size * 2 * 2, size * 2 * 4]
     assert by_label["far"]["bytes_up"][0, -1] == 2 * size * 2 * 4
@@ -109,8 +109,10 @@ def test_a_run_equals_simulate_and_its_model_can_be_read(command, folder):
     digits = fo.tasks.digits(num_clients=6).replace(cohort=2, local_steps=2, batch_size=4)
     algorithm = fo.fedavg(fo.optimizers.sgd(0.1))
     expected = fo.simulate(algorithm, digits, 4, evaluate_every=2, seed=0, progress=False)
-    (found,) = outcomes(read(folder / "alone").records)
-    np.testing.assert_allclose(found.accuracy[0], expected.evaluations["accuracy"], rtol=1e-6)
+    (found,) = curves(read(folder / "alone").records)
+    np.testing.assert_allclose(
+        found.values("accuracy")[0], expected.evaluations["accuracy"], rtol=1e-6
+    )
     model = fo.experiments.read_model(folder / "alone", "fedavg", like=expected.variables)
     for ours, theirs in zip(model.params.values(), expected.variables.params.values(), strict=True):
         for name in ours:
@@ -145,7 +147,7 @@ def test_controllers_change_steps_and_rates(command, folder, controller, name):
         f"run {TASK} 'fedavg(learning_rate=0.1)' {SMALL} --controller {controller} --output {output}"
     )
     assert status == 0, printed
-    (found,) = outcomes(read(folder / output).records)
+    (found,) = curves(read(folder / output).records)
     if name == "learning_rate":
         np.testing.assert_allclose(
             found.columns["learning_rate"][0], 0.1 / np.sqrt([2.0, 4.0]), rtol=1e-6
@@ -249,7 +251,7 @@ def test_a_lost_ctrl_c_is_found_again(usual_ctrl_c):
 def test_flags_and_file_say_the_same(command, folder):
     text = (
         f"compare {TASK} fedavg 'slow: fedprox(mu=0.1) + clipped(max_norm=10)' {SMALL} --seeds 0,1,2"
-        " --grid learning_rate=0.1,0.3 --criterion final_accuracy --print-config"
+        " --grid learning_rate=0.1,0.3 --criterion final --print-config"
     )
     status, printed, _ = command(text)
     assert status == 0
@@ -426,7 +428,7 @@ def test_a_report_of_several_runs_and_of_a_damaged_one(command, folder):
 def test_list(command, what):
     status, printed, errors = command(f"list {what}")
     assert (status, errors) == (0, "") and max(map(len, printed.splitlines())) <= 96
-    expected = {"": "fedavg", "ghbm": "tau", "K-error": "window", "criteria": "area_under_curve"}
+    expected = {"": "fedavg", "ghbm": "tau", "K-error": "window", "criteria": "mean"}
     assert expected.get(what, what[:4]) in printed
     # A grid varies algorithms and what is around them, not the task.
     assert ("Can be swept" in printed) == (what == "ghbm")

@@ -264,9 +264,7 @@ def test_momentum_may_be_measured_where_leaves_are_private():
 
 
 def test_the_history_of_a_simulation_has_them_by_name():
-    result = fo.simulate(
-        SCAFFOLD, BASE, 3, strategy="scan", diagnostics=EVERYTHING, progress=False
-    )
+    result = fo.simulate(SCAFFOLD, BASE, 3, strategy="scan", diagnostics=EVERYTHING, progress=False)
     shapes = {name: result.history[name].shape for name in EVERYTHING}
     assert shapes == {
         "client_distance": (3,),

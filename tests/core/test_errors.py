@@ -186,7 +186,9 @@ def test_an_empty_client_cannot_be_trained():
     data = fo.ClientData.from_arrays(
         DATA[:2].examples, [0, 0, 0, 2, 2, 2, 2, 2, 2, 2], allow_empty=True
     )
-    with pytest.raises(ValueError, match=r"no empty client .* client 1 .*clients\[clients.sizes > 0"):
+    with pytest.raises(
+        ValueError, match=r"no empty client .* client 1 .*clients\[clients.sizes > 0"
+    ):
         call_run(data=data)
     assert np.isfinite(call_run(data=data[data.sizes > 0]).history.loss[0])
 

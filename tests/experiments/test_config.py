@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedjax_opt as fo
+from fedjax_opt.experiments import results
 from fedjax_opt.experiments.config import (
-    CRITERIA,
     KEYS,
     Experiment,
     Member,
@@ -66,7 +66,7 @@ def experiments(draw):
     grid = {
         name: GRIDS[name] for name in draw(st.lists(st.sampled_from(sorted(GRIDS)), unique=True))
     }
-    samples = draw(st.none() | st.integers(1, 50)) if grid else None
+    samples = draw(st.none() | st.integers(1, 2)) if grid else None
     if samples is not None:
         grid |= {name: RANGES[name] for name in draw(st.sets(st.sampled_from(sorted(RANGES))))}
     steps, epochs = draw(st.sampled_from([(None, None), (7, None), (None, 2)]))
@@ -94,7 +94,8 @@ def experiments(draw):
         grid=grid,
         samples=samples,
         search_seed=draw(st.integers(0, 100)),
-        criterion=draw(st.sampled_from([c for c in CRITERIA if c != "rounds_to_target"])),
+        criterion=draw(st.sampled_from([c for c in results.CRITERIA if c != "rounds_to_target"])),
+        metric=draw(st.sampled_from([None, "loss", "max f1"])),
         smoothing=draw(st.floats(0.0, 0.99)),
         target=draw(st.none() | st.floats(0.0, 1.0)),
         download_mbps=draw(st.none() | st.floats(0.001, 1e6)),
@@ -301,7 +302,7 @@ def test_a_wrong_type_is_named_by_its_key(name, wrong):
         ('weighting = "sample"', "Did you mean 'samples'? There are samples, uniform."),
         ('batching = "none"', "There are shuffled, replacement."),
         ('diagnostics = ["client_distanc"]', "Did you mean 'client_distance'?"),
-        ('criterion = "best"', "criterion 'best' is not known. Did you mean 'best_accuracy'?"),
+        ('criterion = "bset"', "criterion 'bset' is not known. Did you mean 'best'?"),
         ('criterion = "rounds_to_target"', "needs a target"),
         ("target = 90", "target must lie in [0.0, 1.0], got 90"),
         ("smoothing = 1", "smoothing must lie in [0.0, 1.0), got 1"),

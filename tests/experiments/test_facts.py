@@ -44,5 +44,5 @@ def test_a_choice_at_the_edge_of_its_grid(grid, chosen, end):
     records = [
         {"label": "fedavg", "hyperparameters": point, "seed": 0, "round": 1, "accuracy": 0.5}
     ]
-    found = at_edges(experiment, ex.outcomes(records))
+    found = at_edges(experiment, ex.curves(records))
     assert found == ([end] if end else []) and len(edge_note(found)) == len(found)
