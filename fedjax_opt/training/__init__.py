@@ -6,8 +6,6 @@ from fedjax_opt.training.extensions import Extension as Extension
 from fedjax_opt.training.extensions import GoBack as GoBack
 from fedjax_opt.training.extensions import RunFacts as RunFacts
 from fedjax_opt.training.extensions import Stop as Stop
-from fedjax_opt.training.extensions import early_stopping as early_stopping
-from fedjax_opt.training.extensions import stop_at as stop_at
 from fedjax_opt.training.history import NonFiniteLossError as NonFiniteLossError
 from fedjax_opt.training.history import Result as Result
 from fedjax_opt.training.interruption import Interrupted as Interrupted
@@ -15,3 +13,5 @@ from fedjax_opt.training.replay import Replay as Replay
 from fedjax_opt.training.replay import replay as replay
 from fedjax_opt.training.rollback import Rollback as Rollback
 from fedjax_opt.training.simulate import simulate as simulate
+from fedjax_opt.training.stopping import early_stopping as early_stopping
+from fedjax_opt.training.stopping import stop_at as stop_at

@@ -179,7 +179,6 @@ class Checkpoints:
             "format": _FORMAT,
             "version": _VERSION,
             "round": number,
-            "versions": fingerprint.versions(),
             "leaves": _describe(state),
             "metrics": metrics or {},
             "memory": json.dumps(dict(history) | {name: {} for name in growing}, default=_as_json),
@@ -330,7 +329,7 @@ class Checkpoints:
         where = f"The checkpoint of round {number} in {self.directory}"
         try:
             about = _verified(self.directory, number)
-            here = {"leaves": _describe(state), "versions": fingerprint.versions()}
+            here = {"leaves": _describe(state)}
             fingerprint.check_same_run(about, here | dict(identity or {}), self._allow, where)
             restored = self._read_state(self.directory / str(number), state)
             history = _read_history(self.directory, about)

@@ -4,8 +4,8 @@ Who takes part follows from the key and the round alone, so it is known before a
 devices play one chunk, a thread reads what the next one needs. Random numbers belong to clients and
 rounds, so the results are those of a run with everything on the devices.
 
-    DeviceExamples, DeviceStates    all of it is on the devices
-    FileExamples, StoreStates       a chunk's part of it is
+    FileExamples    examples from files
+    StoreStates     clients' states from a store
 """
 
 import mmap
@@ -92,24 +92,6 @@ def cohort_ids(sampler: Sampler, key: jax.Array, chunk: int, num_clients: int, f
         return jnp.where(done.astype(bool), ids, 0)
 
     return jax.lax.map(one, first_round + jnp.arange(chunk, dtype=jnp.int32))
-
-
-class DeviceExamples:
-    """Examples that are on the devices all the time."""
-
-    def __init__(self, data: Any, strategy: Strategy) -> None:
-        self._data = place(data, strategy)
-
-    def prefetch(self, first_round: int, rounds: int) -> None:
-        """Nothing is to be read."""
-
-    def take(self, first_round: int, rounds: int) -> Any:
-        """The data of some rounds: all of it."""
-        del first_round, rounds
-        return self._data
-
-    def close(self) -> None:
-        """Nothing is to be ended."""
 
 
 class FileExamples:
@@ -231,48 +213,6 @@ def _gathered(runs: list[tuple[int, int, int]], room: int, array: Any) -> np.nda
     return found
 
 
-class DeviceStates:
-    """Client states that are on the devices all the time."""
-
-    first_state = staticmethod(first_state)
-
-    def open(self, algorithm: Algorithm, state: FederatedState) -> tuple[Any, FederatedState]:
-        """Itself, and the state as it is to be checked."""
-        del algorithm
-        return self, state
-
-    def part(self, state: FederatedState, sampler: Sampler) -> tuple[FederatedState, Any]:
-        """What the host keeps between chunks, and the shapes that a round sees."""
-        del sampler
-        return state, state
-
-    def begin(self, state: FederatedState, strategy: Strategy) -> None:
-        """Nothing is to be fetched."""
-
-    def prefetch(self, first_round: int, rounds: int) -> None:
-        """Nothing is to be fetched."""
-
-    def put_in(self, state: FederatedState, first_round: int, rounds: int) -> FederatedState:
-        """The state with the clients of some rounds: all are there."""
-        del first_round, rounds
-        return state
-
-    def take_out(self, state: FederatedState, good: int) -> FederatedState:
-        """The state as the host keeps it: as it is."""
-        del good
-        return state
-
-    def evaluate(self, algorithm: Algorithm, model: Model, state: FederatedState, data: Any) -> Any:
-        """The metrics of each client's own model on its own examples."""
-        return evaluate_clients(model, personal_variables(algorithm, state), data)
-
-    def flush_all(self) -> None:
-        """Nothing is being written, by no process."""
-
-    def close(self) -> None:
-        """Nothing is to be ended."""
-
-
 class _Next(NamedTuple):
     """Which rows the next chunk needs, of those that this process holds among them.
 
@@ -314,11 +254,13 @@ class StoreStates:
         state = first_state(algorithm, variables, 1, key)
         return state._replace(clients=(), num_clients=jnp.asarray(num_clients, jnp.int32))
 
-    def open(self, algorithm: Algorithm, state: FederatedState) -> tuple[Any, FederatedState]:
+    def open(
+        self, algorithm: Algorithm, state: FederatedState
+    ) -> tuple["StoreStates | None", FederatedState]:
         """Itself, and the state as it is to be checked: with the shapes of what all clients keep."""
         if not jax.tree.leaves(jax.eval_shape(algorithm.init_client, state.variables)):
             self.close()
-            return DeviceStates(), state  # clients that keep nothing need no store
+            return None, state  # clients that keep nothing need no store
         if jax.tree.leaves(state.clients):
             check_state(algorithm, state)
         self._store.open(algorithm, state)
@@ -441,10 +383,8 @@ class StoreStates:
             writing.result()
 
 
-def states_of(store: ClientStore | None, chunk: int, keep: int) -> DeviceStates | StoreStates:
-    """What holds the clients' states for the devices, in chunks of rounds."""
-    if store is None:
-        return DeviceStates()
+def states_of(store: ClientStore, chunk: int, keep: int) -> StoreStates:
+    """What brings the clients' states to the devices, in chunks of rounds."""
     if not isinstance(store, ClientStore):
         raise ValueError(f"client_states must be a ClientStore or None, got {store!r}.")
     return StoreStates(store, chunk, keep)

@@ -6,16 +6,11 @@ serves many runs. A plain function of a `Chunk` that returns a reason to stop, o
 that remembers nothing.
 """
 
-import contextlib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol, cast
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
-from fedjax_opt.core import checks
 from fedjax_opt.core.info import Info
 from fedjax_opt.core.state import FederatedState
-from fedjax_opt.execution import distributed
 
 # Mappings, lists, numbers, texts, None and arrays; `()` for nothing.
 Memory = Any
@@ -32,11 +27,6 @@ class RunFacts(NamedTuple):
       is_first: whether this process is the one that writes files.
       can_go_back: whether a `GoBack` is obeyed.
       trial: which trial of a sweep this is; None in `simulate`.
-
-    Example:
-      >>> import fedjax_opt as fo
-      >>> fo.RunFacts(round=0, rounds=20, names=("loss",)).can_go_back
-      True
     """
 
     round: int
@@ -61,11 +51,6 @@ class Chunk(NamedTuple):
       seconds: since the run began, also before it was interrupted and resumed.
       step_scale: what the step was multiplied by; 1 unless the run went back.
       state: makes a copy of the state after it. With several processes all must call it, or none.
-
-    Example:
-      >>> import fedjax_opt as fo
-      >>> def stop_late(chunk: fo.Chunk):
-      ...     return "an hour is enough" if chunk.seconds > 3600 else None
     """
 
     first: int
@@ -83,11 +68,6 @@ class Stop(NamedTuple):
 
     Attributes:
       reason: becomes `Result.stopped`.
-
-    Example:
-      >>> import fedjax_opt as fo
-      >>> fo.Stop("the loss is low enough").reason
-      'the loss is low enough'
     """
 
     reason: str
@@ -102,11 +82,6 @@ class GoBack(NamedTuple):
         `scheduled`, else the change of the global parameters in each round.
       reason: for the log.
       stop: whether the run ends there.
-
-    Example:
-      >>> import fedjax_opt as fo
-      >>> fo.GoBack(round=20, step_scale=0.5, reason="it diverged").round
-      20
     """
 
     round: int
@@ -190,210 +165,3 @@ class Extension(Protocol):
           status: 'done', 'stopped: <reason>', 'interrupted: <signal>' or 'failed: <error>'.
         """
         del memory, status
-
-
-class Answers(NamedTuple):
-    """What the extensions of a run want, put together.
-
-    Attributes:
-      stops: the reasons to stop by the name of who has one.
-      back: where to go back to, and with what step; None to go on.
-      askers: who wants to go back: they keep the memory that they have.
-    """
-
-    stops: dict[str, str]
-    back: GoBack | None
-    askers: tuple[str, ...]
-
-
-class Extensions:
-    """The extensions of a run, one after the other. Memories are passed in and returned, by name."""
-
-    def __init__(self, extensions: Iterable[Extension | Callable[[Chunk], str | None]]) -> None:
-        found = [_as_extension(extension) for extension in extensions]
-        self._by_name = {extension.name: extension for extension in found}
-        names = [extension.name for extension in found]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"extensions must have different names, but {twice[0]!r} comes twice.")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """In order."""
-        return tuple(self._by_name)
-
-    def begin(self, run: RunFacts, memories: Mapping[str, Memory]) -> dict[str, Memory]:
-        """Their memories at the beginning; those without one begin anew."""
-        return {name: one.begin(run, memories.get(name)) for name, one in self._by_name.items()}
-
-    def after(
-        self, memories: Mapping[str, Memory], chunk: Chunk
-    ) -> tuple[dict[str, Memory], Answers]:
-        """Their memories after a chunk, and what they want."""
-        new, stops, backs = {}, {}, {}
-        for name, one in self._by_name.items():
-            new[name], answer = one.after(memories[name], chunk)
-            if isinstance(answer, Stop):
-                stops[name] = answer.reason
-            elif isinstance(answer, GoBack):
-                backs[name] = answer
-            elif answer is not None:
-                raise ValueError(
-                    f"extension {name!r} must return a Stop, a GoBack or None, got {answer!r}."
-                )
-        if not backs:
-            return new, Answers(stops, None, ())
-        return new, Answers({}, _earliest(list(backs.values())), tuple(backs))
-
-    def keeps(self, memories: Mapping[str, Memory]) -> set[int]:
-        """The rounds whose states must stay."""
-        return {t for name, one in self._by_name.items() for t in one.keeps(memories[name])}
-
-    def end(self, memories: Mapping[str, Memory], status: str) -> None:
-        """Tells those that have begun, even if one of them raises an error."""
-        with contextlib.ExitStack() as stack:
-            for name, memory in memories.items():
-                stack.callback(self._by_name[name].end, memory, status)
-
-
-def agreed(answers: Answers, signal: str | None) -> tuple[Answers, str | None]:
-    """What all processes do: any reason to stop and any signal counts; going back, that of the first."""
-    if not distributed.is_joined():
-        return answers, signal
-    told = distributed.from_each([answers, signal])
-    stops = {name: reason for (stops, *_), _ in told for name, reason in stops.items()}
-    (_, back, askers), _ = told[0]
-    signals = [its for _, its in told if its is not None]
-    found = Answers(stops, GoBack(*back) if back else None, tuple(askers))
-    return found, signals[0] if signals else None
-
-
-def _earliest(backs: list[GoBack]) -> GoBack:
-    return GoBack(
-        min(back.round for back in backs),
-        min(back.step_scale for back in backs),
-        " ".join(back.reason for back in backs),
-        any(back.stop for back in backs),
-    )
-
-
-class _Function(Extension):
-    """A function of a chunk that returns a reason to stop, or None."""
-
-    def __init__(self, function: Callable[[Chunk], str | None]) -> None:
-        self._function = function
-
-    @property
-    def name(self) -> str:
-        return getattr(self._function, "__name__", type(self._function).__name__)
-
-    def after(self, memory: Memory, chunk: Chunk) -> tuple[Memory, Stop | GoBack | None]:
-        reason = self._function(chunk)
-        if reason is not None and not isinstance(reason, str):
-            raise ValueError(
-                f"extension {self.name!r} must return a reason to stop, a text, or None, got"
-                f" {reason!r}."
-            )
-        return memory, Stop(reason) if reason else None
-
-
-def _as_extension(extension: Any) -> Extension:
-    if not isinstance(extension, type):
-        if callable(getattr(extension, "after", None)):
-            return extension
-        if callable(extension):
-            return _Function(cast(Callable[[Chunk], str | None], extension))
-    raise ValueError(
-        f"extensions must hold Extensions, or functions of a Chunk, got {extension!r}."
-    )
-
-
-def early_stopping(metric: str = "loss", patience: int = 10, maximise: bool = False) -> Extension:
-    """Stops when a metric has not become better in so many evaluations.
-
-    Args:
-      metric: the name of an evaluated metric.
-      patience: how many evaluations without a new best are accepted.
-      maximise: whether larger is better.
-
-    Returns:
-      An extension.
-
-    Example:
-      >>> import fedjax_opt as fo
-      >>> fo.early_stopping("accuracy", patience=5, maximise=True).name
-      'early_stopping(accuracy)'
-    """
-    return _EarlyStopping(metric, checks.integer("patience", patience, low=1), maximise)
-
-
-def stop_at(metric: str, target: float, maximise: bool = True) -> Extension:
-    """Stops when a metric reaches a target.
-
-    Args:
-      metric: the name of an evaluated metric.
-      target: the value to reach.
-      maximise: whether larger is better.
-
-    Returns:
-      An extension.
-
-    Example:
-      >>> import fedjax_opt as fo
-      >>> fo.stop_at("accuracy", 0.9).name
-      'stop_at(accuracy, 0.9)'
-    """
-    return _StopAt(metric, target, maximise)
-
-
-class _EarlyStopping(Extension):
-    def __init__(self, metric: str, patience: int, maximise: bool) -> None:
-        self._metric, self._patience = metric, patience
-        self._sign = 1 if maximise else -1
-
-    @property
-    def name(self) -> str:
-        return f"early_stopping({self._metric})"
-
-    def begin(self, run: RunFacts, memory: Memory | None) -> Memory:
-        _check_metric(self._metric, run)
-        return memory or {"best": -np.inf, "waited": 0}
-
-    def after(self, memory: Memory, chunk: Chunk) -> tuple[Memory, Stop | None]:
-        if not chunk.finite:
-            return memory, None
-        value, best = self._sign * chunk.metrics[self._metric], memory["best"]
-        waited = 0 if value > best else memory["waited"] + 1
-        memory = {"best": value if value > best else best, "waited": waited}
-        if waited < self._patience:
-            return memory, None
-        return memory, Stop(f"{self._metric} has not improved in {self._patience} evaluations")
-
-
-class _StopAt(Extension):
-    def __init__(self, metric: str, target: float, maximise: bool) -> None:
-        self._metric, self._target, self._maximise = metric, target, maximise
-
-    @property
-    def name(self) -> str:
-        return f"stop_at({self._metric}, {self._target})"
-
-    def begin(self, run: RunFacts, memory: Memory | None) -> Memory:
-        _check_metric(self._metric, run)
-        return ()
-
-    def after(self, memory: Memory, chunk: Chunk) -> tuple[Memory, Stop | None]:
-        if not chunk.finite:
-            return memory, None
-        value = chunk.metrics[self._metric]
-        reached = value >= self._target if self._maximise else value <= self._target
-        return memory, Stop(f"{self._metric} reached {self._target}") if reached else None
-
-
-def _check_metric(metric: str, run: RunFacts) -> None:
-    if metric in run.names:
-        return
-    why = "" if run.names else " Nothing is evaluated: give a test set, or measurements."
-    raise ValueError(
-        f"metric must be one of the evaluated {sorted(run.names)}, got {metric!r}.{why}"
-    )

@@ -31,6 +31,8 @@ from fedjax_opt.engine.preparation import Prepared
 from fedjax_opt.engine.run import one_round
 from fedjax_opt.execution.strategies import Strategy
 
+Texts = dict[str, dict[str, str]]
+
 # What a run may differ in from the checkpoint that it resumes from, if it is asked for.
 CHANGES = ("hyperparameters", "program", "data", "versions")
 # What a run may never differ in, by the part of a checkpoint that says so.
@@ -51,6 +53,20 @@ _WHOLE_BYTES, _BLOCKS = 2**28, 64
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
+def circumstances() -> dict[str, Any]:
+    """When, where and with what a checkpoint is written. Of it, only `versions` are compared."""
+    return {
+        "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "system": platform.platform(),
+            "backend": jax.default_backend(),
+            "devices": jax.device_count(),
+            "device": jax.devices()[0].device_kind,
+        },
+        "versions": versions(),
+    }
+
+
 def versions() -> dict[str, str]:
     """The versions of everything that the numbers of a run, or its files, may depend on."""
     found = {"python": platform.python_version()}
@@ -62,25 +78,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-def circumstances() -> dict[str, Any]:
-    """When and where a checkpoint is written: for people to read, never compared."""
-    return {
-        "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "system": platform.platform(),
-            "backend": jax.default_backend(),
-            "devices": jax.device_count(),
-            "device": jax.devices()[0].device_kind,
-        },
-    }
-
-
 def of_run(
-    prepared: Prepared,
-    state: FederatedState,
-    algorithm: Algorithm,
-    **recorded: object,
-) -> dict[str, dict[str, str]]:
+    prepared: Prepared, state: FederatedState, algorithm: Algorithm, **recorded: object
+) -> Texts:
     """What makes a run the one that it is, apart from its state.
 
     How many rounds it has, how they are cut into chunks and how clients are spread over devices change
@@ -97,19 +97,18 @@ def of_run(
     """
     federation = prepared.federation
     steps, rate = prepared.controls
-    parts = {
-        "algorithm": algorithm,
-        "algorithm_by_rate": getattr(prepared.algorithm, "make", None),  # of one that is scheduled
-        "model": federation.model,
-        "cohort": federation.cohort,
-        "local_epochs" if isinstance(federation.local_steps, Epochs) else "local_steps": steps,
-        "learning_rate": rate,
-        "batch_size": federation.batch_size,
-        "batching": federation.batching,
-        "weighting": federation.weighting,
-        "guard": federation.guard,
-    }
-    functions, numbers = describe(**parts)
+    functions, numbers = describe(
+        algorithm=algorithm,
+        algorithm_by_rate=getattr(prepared.algorithm, "make", None),  # of one that is scheduled
+        model=federation.model,
+        cohort=federation.cohort,
+        **{"local_epochs" if isinstance(federation.local_steps, Epochs) else "local_steps": steps},
+        learning_rate=rate,
+        batch_size=federation.batch_size,
+        batching=federation.batching,
+        weighting=federation.weighting,
+        guard=federation.guard,
+    )
     columns = {"diagnostics": str(sorted(prepared.diagnostics))}
     return {
         "functions": functions,
@@ -145,7 +144,7 @@ def of_jaxpr(jaxpr: ClosedJaxpr) -> str:
     """A checksum of a program and all constants in it; the same in every process."""
     text = str(jaxpr.jaxpr.pretty_print(use_color=False))
     found = [_ADDRESS.sub("", text), *map(of_array, _constants(jaxpr))]
-    return digest("\n".join(found).encode())
+    return hashlib.sha256("\n".join(found).encode()).hexdigest()[:_DIGITS]
 
 
 def _constants(jaxpr: ClosedJaxpr | Jaxpr) -> Iterator[chex.Array]:
@@ -169,13 +168,6 @@ def describe(**parts: object) -> tuple[dict[str, str], dict[str, str]]:
 
     Arguments of partials, containers, dataclasses and pytrees are followed; what a function closes over
     is not: it is in the program.
-
-    Example:
-      >>> import fedjax_opt as fo
-      >>> from fedjax_opt.training.fingerprint import describe
-      >>> functions, numbers = describe(algorithm=fo.fedavg(fo.optimizers.sgd(0.1)))
-      >>> functions["algorithm.finish"]
-      'fedjax_opt.algorithms.fedavg.finish'
     """
     functions: dict[str, str] = {}
     numbers: dict[str, str] = {}
@@ -218,11 +210,6 @@ def _name(value: Any) -> str:
     return f"{module}.{getattr(value, '__qualname__', value.__name__)}"
 
 
-def digest(content: bytes) -> str:
-    """A short checksum, for people to compare as well."""
-    return hashlib.sha256(content).hexdigest()[:_DIGITS]
-
-
 def of_array(value: Any) -> str:
     """An array as text: its type, and its content or a checksum of it."""
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
@@ -232,21 +219,15 @@ def of_array(value: Any) -> str:
         array = np.asarray(value)
         # A number is the same number whether it is kept as an array or not.
         return repr(array.item()) if not shape else f"{array.dtype}{[*shape]} {array.tolist()}"
-    found = hashlib.sha256()
-    for part in _blocks(value):
-        found.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
-    return f"{value.dtype}{[*shape]} with checksum {found.hexdigest()[:_DIGITS]}"
-
-
-def _blocks(array: np.ndarray | jax.Array) -> Iterator[np.ndarray | jax.Array]:
-    """Rows of an array in order: all, or where that would be too many, of evenly spaced places."""
-    rows, width = array.shape[0], array.nbytes // array.shape[0]
-    if array.nbytes <= _WHOLE_BYTES:
-        starts, length = [0], rows
-    else:
-        length = max(_WHOLE_BYTES // _BLOCKS // width, 1)
+    # All rows in order, or where these would be too many, those of evenly spaced places.
+    found, rows, starts, length = hashlib.sha256(), shape[0], [0], shape[0]
+    if value.nbytes > _WHOLE_BYTES:
+        length = max(_WHOLE_BYTES // _BLOCKS // (value.nbytes // rows), 1)
         starts = np.unique(np.linspace(0, rows - length, _BLOCKS).astype(np.int64))
-    yield from (array[int(start) : int(start) + length] for start in starts)
+    for start in map(int, starts):
+        part = np.ascontiguousarray(value[start : start + length])
+        found.update(part.reshape(-1).view(np.uint8).data)
+    return f"{value.dtype}{[*shape]} with checksum {found.hexdigest()[:_DIGITS]}"
 
 
 def of_data(**parts: object) -> dict[str, str]:
@@ -260,81 +241,50 @@ def of_data(**parts: object) -> dict[str, str]:
     return found
 
 
-def differences(
-    there: Mapping[str, Any], here: Mapping[str, Any]
-) -> tuple[str, dict[str, list[str]]]:
-    """What a checkpoint and a run that is to be resumed from it differ in.
-
-    Programs are compared where the versions are the same: another JAX writes the same one differently.
-
-    Args:
-      there: what the checkpoint says about the run that wrote it.
-      here: the same of this run; a part that it does not have is not compared.
-
-    Returns:
-      A sentence about what may never differ, empty if nothing of that does; and by the name of a part
-      that may, what differs in it.
-    """
-    for part, what in _STRICT.items():
-        if part in here and (found := _unlike(there.get(part, {}), here[part])):
-            return f"is of {what}: {listed(found)}", {}
-    then, now = there.get("versions", {}), here["versions"]
-    changed = {
-        "versions": _unlike(
-            {name: then.get(name, "unknown") for name in _COMPARED},
-            {name: now[name] for name in _COMPARED},
-        )
-    }
-    if changed["versions"] and "program" in here:
-        changed["versions"].append("so the programs were not compared")
-    for part in ("hyperparameters", "data"):
-        if part in here:
-            changed[part] = _unlike(there.get(part, {}), here[part])
-    if "program" in here and not changed["versions"]:
-        then = there.get("program", {})
-        changed["program"] = [
-            f"the {name} computes something else: a function that it calls, a constant or a shape was"
-            " changed"
-            for name, checksum in here["program"].items()
-            if then.get(name) != checksum
-        ]
-    return "", {part: found for part, found in changed.items() if found}
-
-
 class OtherRun(Exception):
     """Something was read well, and is not of this run."""
 
 
-def check_same_run(
-    there: Mapping[str, Any], here: Mapping[str, Any], allow: Sequence[str], where: str
-) -> None:
+def check_same_run(there: Mapping[str, Any], here: Texts, allow: Sequence[str], where: str) -> None:
     """Refuses to resume a run that differs, and warns of what it is allowed to differ in.
+
+    Programs are compared where the versions are the same: another JAX writes the same one differently.
 
     Args:
       there: what was saved.
-      here: what the run is that resumes.
+      here: what the run is that resumes; a part that it does not have is not compared.
       allow: the parts that may differ.
       where: the name of what was saved.
     """
-    never, changed = differences(there, here)
-    if never:
-        raise OtherRun(f"{never}.")
-    refused = {part: found for part, found in changed.items() if part not in allow}
+    then, now = there.get("versions", {}), versions()
+    there = {**there, "versions": {name: then.get(name, "unknown") for name in _COMPARED}}
+    here = {**here, "versions": {name: now[name] for name in _COMPARED}}
+    differs = {part: _unlike(there.get(part, {}), texts) for part, texts in here.items()}
+    for part, what in _STRICT.items():
+        if differs.get(part):
+            raise OtherRun(f"is of {what}: {_listed(differs[part])}.")
+    if differs.get("versions") and "program" in here:
+        differs["versions"].append("so the programs were not compared")
+        del differs["program"]
+    elif differs.get("program"):
+        why = "a function that it calls, a constant or a shape was changed"
+        differs["program"] = [f"the round computes something else: {why}"]
+    found = {part: differs[part] for part in CHANGES if differs.get(part)}
+    refused = {part: why for part, why in found.items() if part not in allow}
     if refused:
-        told = ". ".join(f"Other {part}: {listed(found)}" for part, found in refused.items())
+        told = ". ".join(f"Other {part}: {_listed(why)}" for part, why in refused.items())
         raise OtherRun(
             f"is of a run that differs from this one. {told}. To resume with these changes, use"
             f" Checkpoints(..., allow={tuple(sorted({*allow, *refused}))!r})."
         )
-    for part, found in changed.items():
-        warnings.warn(f"{where} is resumed with other {part}: {listed(found)}.", stacklevel=3)
+    for part, why in found.items():
+        warnings.warn(f"{where} is resumed with other {part}: {_listed(why)}.", stacklevel=3)
 
 
-def listed(found: Sequence[str]) -> str:
+def _listed(found: Sequence[str]) -> str:
     """The first of some differences, and whether there are more."""
-    return "; ".join(found[:_LISTED]) + (
-        f"; and {len(found) - _LISTED} more" if found[_LISTED:] else ""
-    )
+    more = f"; and {len(found) - _LISTED} more" if found[_LISTED:] else ""
+    return "; ".join(found[:_LISTED]) + more
 
 
 def _unlike(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:

@@ -1,6 +1,7 @@
-"""What a simulated run writes down, on the host: one row per round, one per evaluation; its result."""
+"""What a simulated run is and writes down, on the host: its course, a row per round, its result."""
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -66,17 +67,14 @@ class Columns:
 
     def append(self, rows: Rows) -> None:
         """Adds rows, of the same columns each time."""
-        first = next(iter(rows.values()))
-        if not self._room:
-            self._room = {name: np.empty((0, *x.shape[1:]), x.dtype) for name, x in rows.items()}
-        length, end = self._length, self._length + len(first)
-        for name, room in self._room.items():
+        length = self._length
+        for name, new in rows.items():
+            end, room = length + len(new), self._room.get(name, new[:0])
             if end > len(room):
-                larger = np.empty((max(end, 2 * len(room)), *room.shape[1:]), room.dtype)
-                larger[:length] = room[:length]
-                self._room[name] = room = larger
-            room[length:end] = rows[name]
-        self._length = end
+                self._room[name] = np.empty((max(end, 2 * len(room)), *new.shape[1:]), new.dtype)
+                self._room[name][:length] = room[:length]
+            self._room.setdefault(name, room)[length:end] = new
+            self._length = end
 
     def cut(self, length: int) -> None:
         """Forgets all rows but the first ones."""
@@ -94,25 +92,27 @@ class History:
     def __init__(self) -> None:
         self._rounds, self._evaluations = Columns(), Columns()
 
-    def add_rounds(self, infos: Info, **columns: float) -> None:
+    def add_rounds(self, infos: Info, step_scale: float | None = None) -> None:
         """Adds a chunk of rounds. One that was not finite was not applied, and is left out.
 
         Args:
           infos: of the rounds that were played, arrays on the host.
-          columns: what else to write down, one value for all of them.
+          step_scale: what their step was multiplied by, if that is to be written down.
         """
         rows = {name: getattr(infos, name) for name in _COLUMNS}
-        rows |= {f"train_{name}": values for name, values in infos.metrics.items()}
+        for name, values in infos.metrics.items():
+            rows[f"train_{name}"] = values
         rows |= infos.diagnostics
-        rows |= _excluded(infos)
-        rows |= {name: np.full(len(infos.round), value) for name, value in columns.items()}
+        if infos.faults:
+            rows |= _excluded(infos)
+        if step_scale is not None:
+            rows["step_scale"] = np.full(len(infos.round), step_scale)
         self._rounds.append({name: values[infos.finite] for name, values in rows.items()})
 
-    def add_evaluation(self, number: int, seconds: float, found: Mapping[str, np.ndarray]) -> None:
-        """Adds what was evaluated after some rounds; nothing, if nothing was."""
-        if found:
-            row = {"round": np.int32(number), "seconds": np.float64(seconds), **found}
-            self._evaluations.append({name: np.asarray(x)[None] for name, x in row.items()})
+    def add_evaluation(self, number: int, seconds: float, found: Rows) -> None:
+        """Adds what was evaluated after some rounds."""
+        row = {"round": np.int32(number), "seconds": np.float64(seconds), **found}
+        self._evaluations.append({name: np.asarray(x)[None] for name, x in row.items()})
 
     def go_back(self, done: int) -> None:
         """Forgets all that came after so many rounds."""
@@ -133,9 +133,44 @@ class History:
 
     def resume(self, rounds: Rows, evaluations: Rows) -> None:
         """Takes up what an interrupted run had written down."""
-        for columns, rows in ((self._rounds, rounds), (self._evaluations, evaluations)):
-            if rows:
-                columns.append(rows)
+        self._rounds.append(rounds)
+        self._evaluations.append(evaluations)
+
+
+class Course:
+    """How far a run has come, between two chunks.
+
+    Attributes:
+      state: the state.
+      history: the rows so far.
+      memories: what extensions remember, by name.
+      stops: why extensions have ended it, by name.
+      keeps: the rounds that it may go back to.
+      may_go_back: whether extensions may ask for it, from the first chunk on.
+      step_scale: what its step is multiplied by.
+      tells_scale: whether the history has a column of it.
+      returns: how often it went back.
+      resumed: whether it was begun by an earlier call.
+    """
+
+    def __init__(self, state: FederatedState) -> None:
+        self.state, self.history = state, History()
+        self.memories: dict[str, Any] = {}
+        self.stops: dict[str, str] = {}
+        self.keeps: set[int] = set()
+        self.may_go_back = self.tells_scale = self.resumed = False
+        self.step_scale, self.returns = 1.0, 0
+        self.began = time.perf_counter()  # by the clock, had it never been interrupted
+
+    @property
+    def round(self) -> int:
+        """The rounds done."""
+        return int(self.state.round)
+
+    @property
+    def seconds(self) -> float:
+        """How long it has taken, also before it was interrupted."""
+        return time.perf_counter() - self.began
 
 
 def describe_failure(infos: Info) -> str:
@@ -163,10 +198,8 @@ def describe_failure(infos: Info) -> str:
     )
 
 
-def _excluded(infos: Info) -> dict[str, Any]:
+def _excluded(infos: Info) -> dict[str, np.ndarray]:
     """The columns about what a guard did, whose excluded clients are named in the log."""
-    if not infos.faults:
-        return {}
     client, code, skipped = infos.faults
     for t, clients, codes, was_skipped in zip(infos.round, client, code, skipped, strict=True):
         if codes.any():

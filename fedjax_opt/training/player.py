@@ -1,9 +1,10 @@
-"""A run that is ready to be played, and what plays its chunks of rounds."""
+"""What plays the rounds of a run, in chunks: what its program is called with, and the program."""
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,124 +14,146 @@ from fedjax_opt.core.client_data import ClientData, in_memory
 from fedjax_opt.core.controller import Controller, first_algorithm
 from fedjax_opt.core.federation import Federation, initial_variables
 from fedjax_opt.core.info import Info
-from fedjax_opt.core.state import FederatedState, as_key
+from fedjax_opt.core.state import FederatedState, as_key, first_state
 from fedjax_opt.core.struct import changed
 from fedjax_opt.engine.preparation import Prepared, prepare
 from fedjax_opt.engine.run import one_round, seats
-from fedjax_opt.execution import meshes
+from fedjax_opt.execution import memory, meshes
 from fedjax_opt.execution.strategies import Strategy, place, resolve
+from fedjax_opt.storage.client_states import ClientStore
 from fedjax_opt.training import chunks
-from fedjax_opt.training.memory import settle_run
-from fedjax_opt.training.saves import Course
+from fedjax_opt.training.history import Course
 from fedjax_opt.training.step_scale import with_step_scale
-
-
-class Plan(NamedTuple):
-    """A run that is ready to be played.
-
-    Attributes:
-      algorithm: the algorithm of its first round.
-      prepared: what its program is called with.
-      start: the state that it starts from, as the host keeps it.
-      seen: that state as a round sees it: shapes, where clients' states are elsewhere.
-      clients: what holds the clients' states for the device.
-      chunk: the largest number of rounds in a chunk.
-    """
-
-    algorithm: Algorithm
-    prepared: Prepared
-    start: FederatedState
-    seen: Any
-    clients: chunks.DeviceStates | chunks.StoreStates
-    chunk: int
-
-
-def planned(
-    algorithm: Algorithm | Scheduled,
-    federation: Federation,
-    chunk: int,
-    seed: int,
-    state: FederatedState | None,
-    clients: chunks.DeviceStates | chunks.StoreStates,
-    strategy: str | Strategy,
-    diagnostics: Sequence[str],
-) -> Plan:
-    """The arguments of `simulate`, checked."""
-    if isinstance(federation.local_steps, StaticInt):  # traced: another K compiles nothing
-        federation = federation.replace(local_steps=jnp.asarray(int(federation.local_steps)))
-    first = first_algorithm(algorithm)
-    make = partial(_first_state, first, federation, seed, clients)
-    start = meshes.made(make, resolve(strategy).mesh) if state is None else state
-    clients, start = clients.open(first, start)
-    prepared, start = prepare(algorithm, federation, start, strategy, diagnostics, "simulate")
-    start, seen = clients.part(start, federation.cohort)
-    return Plan(first, prepared, start, seen, clients, chunk)
-
-
-def fitting(plan: Plan, tests: list[Any], copies: int) -> Plan:
-    """The plan with a strategy that fits into memory, beside test sets and copies of the state."""
-    compiled = partial(_compiled, plan.chunk)
-    prepared = settle_run(plan.prepared, plan.seen, tests, plan.chunk, 2 + copies, compiled)
-    return plan._replace(prepared=prepared)
 
 
 class Player:
     """Plays chunks of rounds, with the examples and the clients' states that they need.
 
     Args:
-      plan: the run.
-      course: how far it has come.
-      scaled: whether the step may become another one, without compiling.
+      algorithm, federation, seed, state, strategy, diagnostics: as for `simulate`.
+      chunk: the largest number of rounds in a chunk.
+      store: where the clients' states are, if not on the device.
+      keep: to how many checkpoints the store must be able to go back.
+
+    Attributes:
+      algorithm: that of the first round.
+      prepared: what the program is called with.
+      start: the state that the run starts from, as the host keeps it.
+      states: what brings clients' states to the devices; None if all of them are there.
     """
 
-    def __init__(self, plan: Plan, course: Course, scaled: bool) -> None:
-        self._plan, self._strategy = plan, plan.prepared.strategy
-        self._scaled = scaled
-        # The rows of a run have the same columns from its first round on.
-        rows = course.history.rounds
-        self._is_told = "step_scale" in rows if rows else scaled
-        num_clients = int(plan.start.num_clients)
-        self._prepared = place(plan.prepared.with_clients(num_clients), self._strategy)
-        self._source = _source(plan.prepared, plan.start.cohort_key, plan.chunk)
+    def __init__(
+        self,
+        algorithm: Algorithm | Scheduled,
+        federation: Federation,
+        chunk: int,
+        seed: int,
+        state: FederatedState | None,
+        store: ClientStore | None,
+        keep: int,
+        strategy: str | Strategy,
+        diagnostics: Sequence[str],
+    ) -> None:
+        if isinstance(federation.local_steps, StaticInt):  # traced: another K compiles nothing
+            federation = federation.replace(local_steps=jnp.asarray(int(federation.local_steps)))
+        self.algorithm, self._chunk = first_algorithm(algorithm), chunk
+        self.states = None if store is None else chunks.states_of(store, chunk, keep)
+        make = partial(_first_state, self.algorithm, federation, seed, self.states)
+        start = meshes.made(make, resolve(strategy).mesh) if state is None else state
+        if self.states is not None:
+            self.states, start = self.states.open(self.algorithm, start)
+        self.prepared, start = prepare(
+            algorithm, federation, start, strategy, diagnostics, "simulate"
+        )
+        self.start = self._seen = start
+        if self.states is not None:
+            self.start, self._seen = self.states.part(start, federation.cohort)
+        self._examples: chunks.FileExamples | None = None
+
+    def open(self, course: Course, tests: object, copies: int) -> None:
+        """Settles the strategy, and puts on the devices what stays there.
+
+        Args:
+          course: where the run begins.
+          tests: what else is there, to be evaluated between the chunks.
+          copies: of the state, as many as the run keeps.
+        """
+        strategy = self.prepared.strategy
+        if strategy.name == "auto" or strategy.memory_limit is not None:
+            strategy = self._fitting(tests, 2 + copies)
+        read = self.prepared = self.prepared.replace(strategy=strategy)
+        if not in_memory(read.federation.clients):
+            self._examples = _files(read, course.state.cohort_key, self._chunk)
+            read = read.with_clients(int(self.start.num_clients))
+        self._placed = place(read, strategy)
         self.begin(course)
 
     def begin(self, course: Course) -> None:
         """Takes the clients to the round of the state, and the state to the devices."""
-        self._scaled |= course.step_scale != 1
-        self._plan.clients.begin(course.state, self._strategy)
+        strategy = self.prepared.strategy
+        if self.states is not None:
+            self.states.begin(course.state, strategy)
         # It is copied, since its buffers are given up to the program: whoever else has it keeps theirs.
-        course.state = place(jax.tree.map(jnp.copy, course.state), self._strategy)
+        course.state = place(jax.tree.map(jnp.copy, course.state), strategy)
 
-    def play(self, course: Course, rounds: int, oldest: int) -> Info:
+    def play(self, course: Course, rounds: int) -> Info:
         """Plays the next chunk, as many as are left of some rounds; what each was like, on the host.
 
         Args:
           course: the run; its state is given up.
           rounds: how many it has in all.
-          oldest: the earliest round to which it may go back.
         """
-        plan, first = self._plan, course.round
-        count = min(plan.chunk, rounds - first)
-        prepared = self._prepared.with_clients(self._source.take(first, count))
-        if self._scaled:
+        first, prepared, state = course.round, self._placed, course.state
+        count = min(self._chunk, rounds - first)
+        after = first + count, min(self._chunk, rounds - first - count)
+        if self._examples is not None:
+            prepared = prepared.with_clients(self._examples.take(first, count))
+        if course.may_go_back or course.step_scale != 1:
             scale = jnp.asarray(course.step_scale, jnp.result_type(float))
-            prepared = with_step_scale(prepared, place(scale, self._strategy))
-        state = plan.clients.put_in(course.state, first, count)
-        for ahead in (self._source, plan.clients):
-            ahead.prefetch(first + count, min(plan.chunk, rounds - first - count))
-        state, infos, played = _play(prepared, state, jnp.int32(count), plan.chunk)
-        course.state = plan.clients.take_out(state, oldest)
-        infos = jax.tree.map(lambda x: np.asarray(x)[: int(played)], infos)
-        _check_cohorts(infos, int(plan.start.num_clients))
+            prepared = with_step_scale(prepared, place(scale, prepared.strategy))
+        if self.states is not None:
+            state = self.states.put_in(state, first, count)
+        if self._examples is not None:
+            self._examples.prefetch(*after)
+        if self.states is not None:
+            self.states.prefetch(*after)
+        state, infos, played = _play(prepared, state, jnp.int32(count), self._chunk)
+        if self.states is not None:
+            state = self.states.take_out(state, min(course.keeps, default=first))
+        course.state, played = state, int(played)
+        infos = jax.tree.map(lambda x: np.asarray(x)[:played], infos)
+        _check_cohorts(infos, int(state.num_clients))
         return infos
 
-    def columns(self, course: Course) -> dict[str, float]:
-        """What the history has beside what rounds tell."""
-        return {"step_scale": course.step_scale} if self._is_told else {}
+    def no_rounds(self) -> Info:
+        """What rounds would tell, of none."""
+        _, info = jax.eval_shape(one_round, self.prepared, self._seen)
+        return jax.tree.map(lambda x: np.zeros((0, *x.shape), x.dtype), info)
 
     def close(self) -> None:
-        """Ends what reads ahead."""
-        self._source.close()
+        """Ends what reads ahead, and what writes."""
+        if self._examples is not None:
+            self._examples.close()
+        if self.states is not None:
+            self.states.close()
+
+    def _fitting(self, tests: object, copies: int) -> Strategy:
+        """The strategy that fits into memory, beside test sets and copies of the state."""
+        federation, size = self.prepared.federation, self.prepared.federation.cohort.size
+        clients: Any = federation.clients
+        examples = _examples_at_once(clients, self._chunk * size)
+        seen = self.prepared.with_clients(ClientData(examples, clients.offsets, clients.sizes))
+        count = jax.ShapeDtypeStruct((), jnp.int32)
+
+        def compiled(option: Strategy) -> jax.stages.Compiled:
+            shapes = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)),
+                (seen.replace(strategy=option), self._seen),
+            )
+            return _play.lower(*shapes, count, self._chunk).compile()
+
+        data, states = (examples, federation.validation, tests), [self._seen] * copies
+        return memory.fit(self.prepared.strategy, size, compiled, data, states)
 
 
 def _check_cohorts(infos: Info, num_clients: int) -> None:
@@ -147,31 +170,42 @@ def _check_cohorts(infos: Info, num_clients: int) -> None:
         )
 
 
-def no_rounds(plan: Plan) -> Info:
-    """What rounds would tell, of none."""
-    _, info = jax.eval_shape(one_round, plan.prepared, plan.seen)
-    return jax.tree.map(lambda x: np.zeros((0, *x.shape), x.dtype), info)
-
-
-def _first_state(algorithm, federation, seed, clients) -> FederatedState:
+def _first_state(
+    algorithm: Algorithm, federation: Federation, seed: int, states: chunks.StoreStates | None
+) -> FederatedState:
     key = as_key(seed)
     variables = initial_variables(federation, key)
-    return clients.first_state(
-        algorithm, variables, federation.num_clients, jax.random.fold_in(key, 1)
+    make = first_state if states is None else states.first_state
+    return make(algorithm, variables, federation.num_clients, jax.random.fold_in(key, 1))
+
+
+def _examples_at_once(clients: ClientData, most: int) -> chex.ArrayTree:
+    """The examples that are on the device; of those in files, shapes of the largest cohorts'.
+
+    Args:
+      clients: whose examples.
+      most: clients of all cohorts of a chunk.
+    """
+    if in_memory(clients):
+        return clients.examples
+    sizes = np.asarray(clients.sizes)
+    most = min(most + 1, len(sizes))  # an empty slot of a cohort reads client 0
+    rows = int(np.partition(sizes, -most)[-most:].sum(dtype=np.int64))
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), clients.examples
     )
 
 
-def _source(prepared: Prepared, key: jax.Array, chunk: int) -> Any:
+def _files(prepared: Prepared, key: chex.PRNGKey, chunk: int) -> chunks.FileExamples:
+    """What reads the examples of a chunk's cohorts, of each part of a mesh its own if they are known."""
     federation, strategy = prepared.federation, prepared.strategy
     clients: Any = federation.clients
-    if in_memory(clients):
-        return chunks.DeviceExamples(clients, strategy)
+    mesh = strategy.mesh
     if "momentum_deviation" in prepared.diagnostics:
         raise ValueError(
             "diagnostics: 'momentum_deviation' needs all examples in every round, but those of the"
             " clients are in files, and only the cohorts' are read. Leave it out, or use data in memory."
         )
-    mesh = strategy.mesh
     if (
         mesh is None
         or not mesh.is_multi_process
@@ -182,16 +216,16 @@ def _source(prepared: Prepared, key: jax.Array, chunk: int) -> Any:
     read = changed(federation, clients=ClientData((), (), clients.sizes), validation=None)
     who = prepared.replace(algorithm=(), federation=read)
 
-    def lineup(first_round: int) -> jax.Array:
+    def lineup(first_round: int) -> chex.Array:
         return seats(who, key, np.int32(first_round), chunk)
 
     return chunks.FileExamples(clients, strategy, lineup, meshes.num_parts(mesh))
 
 
 @partial(jax.jit, static_argnames="length", donate_argnames="state")
-def _play(prepared: Prepared, state: FederatedState, count: jax.Array, length: int):
+def _play(prepared: Prepared, state: FederatedState, count: chex.Numeric, length: int):
     """Up to `count` rounds, fewer if one is not finite; history arrays have room for `length`."""
-    info = jax.eval_shape(lambda s: one_round(prepared, s)[1], state)
+    _, info = jax.eval_shape(one_round, prepared, state)
     room = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), info)
 
     def go_on(carry):
@@ -205,11 +239,4 @@ def _play(prepared: Prepared, state: FederatedState, count: jax.Array, length: i
         return state, infos, played + 1, info.finite
 
     start = state, room, jnp.int32(0), jnp.asarray(True)
-    state, infos, played, _ = jax.lax.while_loop(go_on, one, start)
-    return state, infos, played
-
-
-def _compiled(chunk: int, prepared: Prepared, state: FederatedState) -> Any:
-    """The program of a chunk of rounds, for shapes."""
-    count = jax.ShapeDtypeStruct((), jnp.int32)
-    return _play.lower(prepared, state, count, chunk).compile()
+    return jax.lax.while_loop(go_on, one, start)[:3]

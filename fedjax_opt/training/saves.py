@@ -12,14 +12,12 @@ A checkpoint says after how many returns it was written. One of a later round wi
 file belongs to a way that was given up, and is deleted.
 """
 
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.execution import distributed
@@ -27,71 +25,39 @@ from fedjax_opt.storage import durable
 from fedjax_opt.training import memories
 from fedjax_opt.training.checkpoints import Checkpoints
 from fedjax_opt.training.extensions import GoBack, Memory
-from fedjax_opt.training.history import History
+from fedjax_opt.training.history import Course
 
 _WENT_BACK = "went_back.json"
 
 
-class Course:
-    """How far a run has come, between two chunks.
+def decisions(course: Course) -> str:
+    """What going back changes in an earlier checkpoint: memories, stops and scale, as text."""
+    kept = {
+        name: memory
+        for name, memory in course.memories.items()
+        if not isinstance(memory, tuple) or memory
+    }
+    content = {"step_scale": course.step_scale, "stops": course.stops, "memories": kept}
+    return memories.as_text(content)
 
-    Attributes:
-      state: the state.
-      history: the rows so far.
-      memories: what extensions remember, by name.
-      stops: why extensions have ended it, by name.
-      step_scale: what its step is multiplied by.
-      returns: how often it went back.
-      resumed: whether it was begun by an earlier call.
-    """
 
-    def __init__(self, state: FederatedState) -> None:
-        self.state, self.history = state, History()
-        self.memories: dict[str, Memory] = {}
-        self.stops: dict[str, str] = {}
-        self.step_scale, self.returns, self.resumed = 1.0, 0, False
-        self._began = time.perf_counter()
+def decide(course: Course, text: str) -> None:
+    """Takes up what `decisions` returned."""
+    found = memories.from_text(text)
+    course.step_scale, course.stops = found["step_scale"], found["stops"]
+    course.memories = found["memories"]
 
-    @property
-    def round(self) -> int:
-        """The rounds done."""
-        return int(self.state.round)
 
-    @property
-    def seconds(self) -> float:
-        """How long it has taken, also before it was interrupted."""
-        return time.perf_counter() - self._began
-
-    @seconds.setter
-    def seconds(self, seconds: float) -> None:
-        self._began = time.perf_counter() - seconds
-
-    def decisions(self) -> str:
-        """What going back changes in an earlier checkpoint: memories, stops and scale, as text."""
-        kept = {
-            name: memory
-            for name, memory in self.memories.items()
-            if not isinstance(memory, tuple) or memory
-        }
-        content = {"step_scale": self.step_scale, "stops": self.stops, "memories": kept}
-        return memories.as_text(content)
-
-    def decide(self, decisions: str) -> None:
-        """Takes up what `decisions` returned."""
-        found = memories.from_text(decisions)
-        self.step_scale, self.stops = found["step_scale"], found["stops"]
-        self.memories = found["memories"]
-
-    def go_back(
-        self, state: FederatedState, decisions: str, back: GoBack, asked: Mapping[str, Memory]
-    ) -> None:
-        """Takes the place of an earlier round, but for the scale and what the askers remember."""
-        self.decide(decisions)
-        self.state, self.step_scale = state, back.step_scale
-        self.memories |= asked
-        self.stops = {next(iter(asked)): back.reason} if back.stop else {}
-        self.returns += 1
-        self.history.go_back(back.round)
+def take_back(
+    course: Course, state: FederatedState, text: str, back: GoBack, asked: Mapping[str, Memory]
+) -> None:
+    """Takes a run to an earlier round, but for the scale and what the askers remember."""
+    decide(course, text)
+    course.state, course.step_scale = state, back.step_scale
+    course.memories |= asked
+    course.stops = {next(iter(asked)): back.reason} if back.stop else {}
+    course.returns += 1
+    course.history.go_back(back.round)
 
 
 class Copies:
@@ -100,15 +66,13 @@ class Copies:
     def __init__(self) -> None:
         self._kept: dict[int, tuple[FederatedState, str]] = {}
 
-    def resume(self, course: Course) -> None:
-        """There is nothing to resume from."""
-
-    def save(self, course: Course, scalars: Mapping[str, float] | None, keeps: set[int]) -> None:
-        """Lets go of what is not of these rounds, and copies what is."""
+    def save(self, course: Course, scalars: Mapping[str, float] | None) -> None:
+        """Lets go of what is not needed, and copies what is."""
         del scalars
-        self._kept = {number: kept for number, kept in self._kept.items() if number in keeps}
-        if course.round in keeps and course.round not in self._kept:
-            self._kept[course.round] = jax.tree.map(jnp.copy, course.state), course.decisions()
+        keeps, number = course.keeps, course.round
+        self._kept = {t: kept for t, kept in self._kept.items() if t in keeps}
+        if number in keeps and number not in self._kept:
+            self._kept[number] = jax.tree.map(jnp.copy, course.state), decisions(course)
 
     def go_back(self, course: Course, back: GoBack, asked: Mapping[str, Memory]) -> None:
         """Takes the run back."""
@@ -117,16 +81,10 @@ class Copies:
                 f"GoBack.round must be one that the extension keeps, {sorted(self._kept)}, got"
                 f" {back.round}."
             )
-        state, decisions = self._kept[back.round]
-        course.go_back(state, decisions, back, asked)
-        self._kept = {number: kept for number, kept in self._kept.items() if number <= back.round}
-        self._kept[back.round] = state, course.decisions()
-
-    def __enter__(self) -> "Copies":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """There is nothing to wait for."""
+        state, text = self._kept[back.round]
+        take_back(course, state, text, back, asked)
+        self._kept = {t: kept for t, kept in self._kept.items() if t < back.round}
+        self._kept[back.round] = state, decisions(course)
 
 
 class OnDisk:
@@ -136,7 +94,8 @@ class OnDisk:
       checkpoints: where they are.
       like: a state of the run.
       identity: what makes it the run that it is.
-      flush: waits until the clients' states are where they are kept, in all processes.
+      flush: waits until the clients' states are where they are kept, in all processes; None if they are
+        part of the state.
     """
 
     def __init__(
@@ -144,7 +103,7 @@ class OnDisk:
         checkpoints: Checkpoints,
         like: FederatedState,
         identity: Mapping[str, Any],
-        flush: Callable[[], None],
+        flush: Callable[[], None] | None,
     ) -> None:
         self._checkpoints, self._like, self._identity = checkpoints, like, identity
         self._flush = flush
@@ -170,37 +129,37 @@ class OnDisk:
                 self._checkpoints.delete_after(newest)
                 state, saved = self._restored(newest)
         course.state, course.resumed = state, True
-        course.seconds = float(saved["seconds"])
+        course.began -= float(saved["seconds"])
         course.returns = went_back["returns"] if went_back else int(saved["returns"])
         course.history.resume(saved["rounds"], saved["evaluations"])
-        course.decide(self._instead.get(str(newest), _text(saved["memories"])))
+        decide(course, self._instead.get(str(newest)) or saved["decisions"])
 
-    def save(self, course: Course, scalars: Mapping[str, float] | None, keeps: set[int]) -> None:
+    def save(self, course: Course, scalars: Mapping[str, float] | None) -> None:
         """Begins to write a checkpoint; the state may be given up when it returns."""
-        self._flush()  # never behind a checkpoint: what is ahead of one can be taken back
+        if (
+            self._flush is not None
+        ):  # never behind a checkpoint: what is ahead of one can be taken back
+            self._flush()
         history = {
             "rounds": course.history.rounds,
             "evaluations": course.history.evaluations,
-            "memories": np.frombuffer(course.decisions().encode(), np.uint8),
-            "step_scale": np.float64(course.step_scale),
-            "seconds": np.float64(course.seconds),
-            "returns": np.int32(course.returns),
+            "decisions": decisions(course),
+            "seconds": course.seconds,
+            "returns": course.returns,
         }
         self._checkpoints.save(
-            course.state, history, identity=self._identity, metrics=scalars, protect=keeps
+            course.state, history, identity=self._identity, metrics=scalars, protect=course.keeps
         )
 
     def go_back(self, course: Course, back: GoBack, asked: Mapping[str, Memory]) -> None:
         """Takes the run back; later checkpoints are deleted."""
         self._checkpoints.wait()
-        number = distributed.from_first(
-            back.round
-        )  # which is when the first process has written it
+        number = distributed.from_first(back.round)  # when the first process has written it
         state, saved = self._restored(number)
-        decisions = self._instead.get(str(number), _text(saved["memories"]))
-        course.go_back(state, decisions, back, asked)
+        text = self._instead.get(str(number)) or saved["decisions"]
+        take_back(course, state, text, back, asked)
         self._instead = {t: text for t, text in self._instead.items() if int(t) < number}
-        self._instead[str(number)] = course.decisions()
+        self._instead[str(number)] = decisions(course)
         self._write({"round": number, "returns": course.returns, "instead": self._instead})
         self._checkpoints.delete_after(number)
 
@@ -227,7 +186,3 @@ class OnDisk:
             if kind is None:
                 raise
             warnings.warn(f"The last checkpoint was not written: {error}", stacklevel=2)
-
-
-def _text(array: Any) -> str:
-    return np.asarray(array).tobytes().decode()

@@ -1,19 +1,16 @@
-"""A run driven from the host, in chunks of rounds, and what goes on between them.
+"""A run driven from the host, in chunks of rounds.
 
 play      a chunk of rounds, one compiled program
 measure   the test sets and what measurements ask for, unless a round was not finite
 write     the rows of the rounds and of the evaluation
-act       every extension, in the order of the list; of several processes, what they agree on
-go back   if one asks for it: state, history and memories of an earlier round; or else
-save      state, history and memories; then the run ends, if anyone wants it to
+act       what extensions, checkpoints and signals ask for, where there are any; see `acting.py`
 """
 
 import contextlib
 import signal
-import warnings
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,34 +19,18 @@ from fedjax_opt.core import checks
 from fedjax_opt.core.algorithm import Algorithm, Scheduled
 from fedjax_opt.core.federation import Federation, check_nouns
 from fedjax_opt.core.state import FederatedState
-from fedjax_opt.execution import distributed
 from fedjax_opt.execution.strategies import Strategy
 from fedjax_opt.storage.client_states import ClientStore
-from fedjax_opt.training import chunks, fingerprint
+from fedjax_opt.training import fingerprint
+from fedjax_opt.training.acting import Acting, Ended
 from fedjax_opt.training.checkpoints import Checkpoints
-from fedjax_opt.training.extensions import (
-    Chunk,
-    Extension,
-    Extensions,
-    GoBack,
-    Memory,
-    RunFacts,
-    agreed,
-)
-from fedjax_opt.training.history import (
-    LOGGER,
-    NonFiniteLossError,
-    Result,
-    describe_failure,
-)
-from fedjax_opt.training.interruption import Interrupted, Signals
-from fedjax_opt.training.measuring import Evaluation, Evaluator, Measurement
-from fedjax_opt.training.player import Plan, Player, fitting, no_rounds, planned
+from fedjax_opt.training.extensions import Chunk, Extension
+from fedjax_opt.training.history import Course, NonFiniteLossError, Result, describe_failure
+from fedjax_opt.training.interruption import Interrupted
+from fedjax_opt.training.measuring import Evaluator, Measurement
+from fedjax_opt.training.player import Player
 from fedjax_opt.training.progress import Progress
-from fedjax_opt.training.saves import Copies, Course, OnDisk
-
-_CALL = "simulate(algorithm, federation, rounds)"
-_DEFAULT_CHUNK = 10
+from fedjax_opt.training.saves import Copies, OnDisk
 
 
 def simulate(
@@ -60,7 +41,7 @@ def simulate(
     seed: int = 0,
     state: FederatedState | None = None,
     client_states: ClientStore | None = None,
-    evaluate_every: int = _DEFAULT_CHUNK,
+    evaluate_every: int = 10,
     measurements: Iterable[Measurement] = (),
     extensions: Iterable[Extension | Callable[[Chunk], str | None]] = (),
     checkpoints: Checkpoints | None = None,
@@ -115,59 +96,36 @@ def simulate(
       >>> result.history["loss"].shape
       (50,)
     """
-    check_nouns(algorithm, federation, _CALL)
+    check_nouns(algorithm, federation, "simulate(algorithm, federation, rounds)")
     rounds = checks.integer("rounds", rounds, low=1)
     chunk = checks.integer("evaluate_every", evaluate_every, low=1)
     checks.choice("on_nonfinite", on_nonfinite, ("raise", "stop"))
-    acting = Extensions([*extensions, *([Progress()] if progress else [])])
+    extensions, measurements = [*extensions], [*measurements]
+    if progress and sys.stderr.isatty():
+        extensions.append(Progress())
     keep = 1 if checkpoints is None else checkpoints.keep
-    clients = chunks.states_of(client_states, chunk, keep)
-    plan = planned(algorithm, federation, chunk, seed, state, clients, strategy, diagnostics)
-    evaluator = Evaluator(plan.algorithm, federation, measurements, plan.clients.evaluate)
-    course, ended = _play(plan, acting, evaluator, checkpoints, rounds)
-    return _result(course, ended, checkpoints, on_nonfinite)
-
-
-def _play(
-    plan: Plan,
-    acting: Extensions,
-    evaluator: Evaluator,
-    checkpoints: Checkpoints | None,
-    rounds: int,
-) -> tuple[Course, "_Ended"]:
-    """Takes the run up where it is, and plays it to its end."""
-    course, signals = Course(plan.start), Signals()
-    with contextlib.closing(plan.clients), contextlib.ExitStack() as stack:
-        names = evaluator.names(plan.start)
-        saves = _saves(checkpoints, plan, names)
-        saves.resume(course)
-        begin = partial(_begin, acting, course, names, rounds)
-        begin()
-        if checkpoints is not None:
-            stack.enter_context(signals)
-        stack.enter_context(saves)
+    player = Player(
+        algorithm, federation, chunk, seed, state, client_states, keep, strategy, diagnostics
+    )
+    course = Course(player.start)
+    with contextlib.ExitStack() as stack:
+        stack.callback(player.close)
+        evaluator = acting = None
+        if measurements or federation.test is not None or federation.client_test is not None:
+            evaluator = Evaluator(player, federation, measurements)
+        if extensions or checkpoints is not None:
+            acting = _acting(extensions, checkpoints, course, player, evaluator, rounds)
+            acting.enter(stack)
         try:
-            keeps = len(acting.keeps(course.memories))
-            plan = fitting(plan, evaluator.examples, keeps if checkpoints is None else 0)
-            evaluator.place(plan.prepared.strategy)
-            player = stack.enter_context(contextlib.closing(Player(plan, course, bool(keeps))))
-            ended = _Loop(course, player, evaluator, acting, saves, signals, rounds, begin).play()
+            ended = _play(course, player, evaluator, acting, rounds)
         except BaseException as error:
-            acting.end(course.memories, f"failed: {type(error).__name__}: {error}")
+            if acting is not None:
+                acting.end(f"failed: {type(error).__name__}: {error}")
             raise
-        acting.end(course.memories, ended.status)
+        if acting is not None:
+            acting.end(ended.status)
     if not course.history.rounds:  # there was nothing to do
-        course.history.add_rounds(no_rounds(plan))
-    return course, ended
-
-
-def _result(
-    course: Course,
-    ended: "_Ended",
-    checkpoints: Checkpoints | None,
-    on_nonfinite: str,
-) -> Result:
-    """What the run gave, or the error that holds it."""
+        course.history.add_rounds(player.no_rounds())
     history = course.history
     result = Result(course.state, history.rounds, history.evaluations, course.seconds, ended.why)
     if ended.status.startswith("failed") and on_nonfinite == "raise":
@@ -182,103 +140,63 @@ def _result(
     return result
 
 
-def _saves(checkpoints: Checkpoints | None, plan: Plan, names: tuple[str, ...]) -> Copies | OnDisk:
-    if checkpoints is None:
-        return Copies()
-    checkpoints.check_metrics(names)
-    identity = fingerprint.of_run(
-        plan.prepared, plan.start, plan.algorithm, measured=", ".join(names)
-    )
-    return OnDisk(checkpoints, plan.start, identity, plan.clients.flush_all)
+def _play(
+    course: Course,
+    player: Player,
+    evaluator: Evaluator | None,
+    acting: Acting | None,
+    rounds: int,
+) -> Ended:
+    """Plays chunk after chunk until the run ends."""
+    tests = () if evaluator is None else evaluator.examples
+    player.open(course, tests, copies=0 if acting is None else acting.copies)
+    if evaluator is not None:
+        evaluator.place(player.prepared.strategy)
+    if acting is not None:
+        acting.start()
+    while course.round < rounds and not course.stops:
+        first = course.round
+        infos = player.play(course, rounds)
+        finite, scalars = bool(infos.finite.all()), {}
+        course.history.add_rounds(infos, course.step_scale if course.tells_scale else None)
+        if evaluator is not None and finite:
+            found, scalars = evaluator(course.state)
+            course.history.add_evaluation(course.round, course.seconds, found)
+        if acting is not None:
+            ended = acting.after(
+                Chunk(
+                    first, course.round, infos, scalars, finite, course.seconds,
+                    course.step_scale, lambda: jax.tree.map(jnp.copy, course.state),
+                )
+            )  # fmt: skip
+            if ended is not None:
+                return ended
+        elif not finite:
+            why = describe_failure(infos)
+            return Ended(f"failed: {why}", why)
+    if course.stops:
+        why = "; ".join(course.stops.values())
+        return Ended(f"stopped: {why}", why)
+    return Ended("done", f"{rounds} rounds done")
 
 
-def _begin(acting: Extensions, course: Course, names: tuple[str, ...], rounds: int) -> None:
-    """Lets the extensions begin where the run is: in a new one, a resumed one, or after it went back."""
-    facts = RunFacts(course.round, rounds, names, course.seconds, distributed.is_first())
-    known = course.memories
-    course.memories = acting.begin(facts, known)
-    course.stops = {name: why for name, why in course.stops.items() if name in acting.names}
-    new = [name for name, memory in course.memories.items() if name not in known and memory]
-    if course.resumed and new:
-        warnings.warn(
-            f"The checkpoint holds no memory of the extension {new[0]!r}: it begins anew at round"
-            f" {course.round}.",
-            stacklevel=3,
+def _acting(
+    extensions: Iterable[Extension | Callable[[Chunk], str | None]],
+    checkpoints: Checkpoints | None,
+    course: Course,
+    player: Player,
+    evaluator: Evaluator | None,
+    rounds: int,
+) -> Acting:
+    """What acts in a run that is watched or saved; it refuses what can never act."""
+    names = () if evaluator is None else evaluator.names
+    saves: Copies | OnDisk = Copies()
+    if checkpoints is not None:
+        checkpoints.check_metrics(names)
+        identity = fingerprint.of_run(
+            player.prepared, player.start, player.algorithm, measured=", ".join(names)
         )
-
-
-class _Ended(NamedTuple):
-    """How a run ended: for extensions, for people, and by which signal."""
-
-    status: str
-    why: str
-    signal: str | None = None
-
-
-class _Loop(NamedTuple):
-    """All that takes part in a run."""
-
-    course: Course
-    player: Player
-    evaluator: Evaluator
-    acting: Extensions
-    saves: Copies | OnDisk
-    signals: Signals
-    rounds: int
-    begin: Callable[[], None]
-
-    def play(self) -> _Ended:
-        """Plays chunk after chunk until the run ends."""
-        course = self.course
-        keeps = self.acting.keeps(course.memories)
-        if keeps and not course.resumed:
-            self.saves.save(course, None, keeps)  # there is always one to go back to
-        while course.round < self.rounds and not course.stops:
-            chunk, evaluation = self._play_chunk()
-            memories, answers = self.acting.after(course.memories, chunk)
-            answers, signal = agreed(answers, self.signals.taken)
-            if answers.back is not None:
-                asked = {name: memories[name] for name in answers.askers}
-                self._go_back(answers.back, asked)
-            else:
-                course.memories, course.stops = memories, answers.stops
-                if not chunk.finite:
-                    why = describe_failure(chunk.infos)
-                    return _Ended(f"failed: {why}", why)
-                keeps = self.acting.keeps(memories)
-                self.saves.save(course, evaluation.scalars, keeps)
-            if signal is not None and not course.stops:
-                why = f"{signal} after round {course.round} of {self.rounds}"
-                return _Ended(f"interrupted: {signal}", why, signal)
-        if course.stops:
-            why = "; ".join(course.stops.values())
-            return _Ended(f"stopped: {why}", why)
-        return _Ended("done", f"{self.rounds} rounds done")
-
-    def _play_chunk(self) -> tuple[Chunk, Evaluation]:
-        """Plays, measures and writes down."""
-        course, first = self.course, self.course.round
-        oldest = min(self.acting.keeps(course.memories), default=first)
-        infos = self.player.play(course, self.rounds, oldest)
-        finite = bool(infos.finite.all())
-        evaluation = self.evaluator(course.state) if finite else Evaluation({}, {})
-        course.history.add_rounds(infos, **self.player.columns(course))
-        course.history.add_evaluation(course.round, course.seconds, evaluation.found)
-        chunk = Chunk(
-            first, course.round, infos, evaluation.scalars, finite, course.seconds,
-            course.step_scale, lambda: jax.tree.map(jnp.copy, course.state),
-        )  # fmt: skip
-        return chunk, evaluation
-
-    def _go_back(self, back: GoBack, asked: dict[str, Memory]) -> None:
-        """One step: a run that is killed was either here before it, or is after it."""
-        self.saves.go_back(self.course, back, asked)
-        if not back.stop:
-            LOGGER.warning(
-                "%s Back to round %d, with the step times %g.",
-                back.reason,
-                back.round,
-                back.step_scale,
-            )
-        self.player.begin(self.course)
-        self.begin()
+        flush = None if player.states is None else player.states.flush_all
+        saves = OnDisk(checkpoints, player.start, identity, flush)
+    restart = partial(player.begin, course)
+    return Acting(extensions, course, saves, names, rounds, restart)

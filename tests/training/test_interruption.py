@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_opt as fo
 from fedjax_opt.execution import distributed
-from fedjax_opt.training.extensions import Answers, agreed
+from fedjax_opt.training.acting import Answers, agreed
 from tests.core import problems
 from tests.core.test_simulate import DATA, simulate
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
+from fedjax_opt.training import acting, history, measuring, saves
 from fedjax_opt.training import checkpoints as on_disk
-from fedjax_opt.training import extensions as acting
-from fedjax_opt.training import history, measuring, saves
 from tests.core import problems
 
 N, CHUNK, ROUNDS = 6, 3, 18
@@ -93,8 +92,8 @@ class Killed(BaseException):
 
 STEPS = [
     (history.History, "add_rounds"), (history.History, "add_evaluation"),
-    (measuring.Evaluator, "__call__"), (acting.Extensions, "begin"), (acting.Extensions, "after"),
-    (saves.OnDisk, "save"), (saves.OnDisk, "go_back"), (saves.Course, "go_back"),
+    (measuring.Evaluator, "__call__"), (acting.Acting, "begin"), (acting.Acting, "ask"),
+    (saves.OnDisk, "save"), (saves.OnDisk, "go_back"), (saves, "take_back"),
     (saves.OnDisk, "_write"), (InMemory, "_delete"), (fo.ClientStore, "roll_back"),
     (on_disk, "_delete"),
 ]  # fmt: skip
@@ -138,7 +137,7 @@ def _assert_same(found, expected):
 
 
 def _remembered(checkpoints, number):
-    return saves._text(checkpoints.kept[number][1]["memories"])
+    return checkpoints.kept[number][1]["decisions"]
 
 
 def _kill_twice(folder, make, moment, expected):
