@@ -13,15 +13,16 @@ With beta = 0 it is FedAvg. docs/new_algorithm.md explains it line by line.
 Run:  python examples/your_own_algorithm.py
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
 import fedjax_opt as fo
-from fedjax_opt.core import Algorithm, Variables, checks, difference, move, no_client_state, trees
+from fedjax_opt.core import Algorithm, Variables, checks, move, trees
 
 # The algorithm --------------------------------------------------------------------------------
 
@@ -30,23 +31,13 @@ class Server(NamedTuple):
     """The model and the momentum of its displacements."""
 
     variables: Variables
-    momentum: Any
-
-
-class Message(NamedTuple):
-    """What a client downloads: the model alone."""
-
-    variables: Variables
-
-
-class Local(NamedTuple):
-    """A client's model during a round."""
-
-    variables: Variables
+    momentum: chex.ArrayTree
 
 
 def fedavg_nesterov(
-    learning_rate: Any, server_learning_rate: Any = 1.0, momentum: Any = 0.9
+    learning_rate: chex.Numeric,
+    server_learning_rate: chex.Numeric = 1.0,
+    momentum: chex.Numeric = 0.9,
 ) -> Algorithm:
     """FedAvg with Nesterov's momentum on the server.
 
@@ -58,17 +49,12 @@ def fedavg_nesterov(
     Returns:
       An `Algorithm` without client state.
     """
-    checks.number("learning_rate", learning_rate, low=0.0, open_low=True)
-    checks.number("server_learning_rate", server_learning_rate, low=0.0)
-    checks.number("momentum", momentum, low=0.0, high=1.0, open_high=True)
-    return Algorithm(
+    eta = checks.number("server_learning_rate", server_learning_rate, low=0.0)
+    beta = checks.number("momentum", momentum, low=0.0, high=1.0, open_high=True)
+    return fo.local_training(
+        fo.optimizers.sgd(learning_rate),
         init=_init,
-        init_client=no_client_state,
-        broadcast=_broadcast,
-        start=_start,
-        step=Partial(_step, learning_rate),
-        finish=_finish,
-        server_step=Partial(_server_step, server_learning_rate, momentum),
+        server_step=Partial(_server_step, eta, beta),
     )
 
 
@@ -76,33 +62,10 @@ def _init(variables):
     return Server(variables, trees.zeros_like(variables.params))
 
 
-def _broadcast(server):
-    return Message(server.variables)
-
-
-def _start(message, client):
-    del client
-    return Local(message.variables)
-
-
-def _step(learning_rate, local, objective, batch, context):
-    del context
-    gradient, evaluation = objective.gradient(local.variables, batch)
-    params = jax.tree.map(
-        lambda y, g: y - jnp.asarray(learning_rate, y.dtype) * g, local.variables.params, gradient
-    )
-    return Local(Variables(params, evaluation.state)), evaluation
-
-
-def _finish(local, context):
-    return difference(local.variables, context.message.variables), ()
-
-
-def _server_step(server_learning_rate, momentum, server, aggregate, situation):
-    del situation
-    m = trees.add_scaled(trees.scale(momentum, server.momentum), 1, aggregate.params)
-    ahead = trees.add_scaled(aggregate.params, momentum, m)
-    return Server(move(server.variables, aggregate._replace(params=ahead), server_learning_rate), m)
+def _server_step(eta, beta, server, mean, situation):
+    m = trees.each(lambda m, d, b: b * m + d, server.momentum, mean.params, b=beta)
+    ahead = trees.each(lambda d, m, b: b * m + d, mean.params, m, b=beta)
+    return Server(move(server.variables, mean._replace(params=ahead), eta), m)
 
 
 # The oracle: plain loops in NumPy, from the equations above, with nothing of the library ------

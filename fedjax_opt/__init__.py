@@ -17,6 +17,7 @@ from fedjax_opt import optimizers as optimizers
 from fedjax_opt import planning as planning
 from fedjax_opt import tasks as tasks
 from fedjax_opt.algorithms import *  # noqa: F403 -- one list of them is enough
+from fedjax_opt.algorithms.local_training import local_training as local_training
 from fedjax_opt.core import Aggregator as Aggregator
 from fedjax_opt.core import Algorithm as Algorithm
 from fedjax_opt.core import Aux as Aux
@@ -99,3 +100,4 @@ from fedjax_opt.wrappers import private as private
 from fedjax_opt.wrappers import proximal as proximal
 from fedjax_opt.wrappers import server_optimizer as server_optimizer
 from fedjax_opt.wrappers import weight_decay as weight_decay
+from fedjax_opt.wrappers.nested import nested as nested

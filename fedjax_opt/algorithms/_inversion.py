@@ -6,10 +6,14 @@ is the inverse I of a triple that keeps no statistics. Its learning rate may be 
 the count that it reads is kept by the server, as a triple's statistics are.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
+import optax
+from jax.tree_util import Partial
 
 from fedjax_opt.core import Variables, trees
 from fedjax_opt.optimizers import Triple
@@ -19,7 +23,14 @@ class Contribution(NamedTuple):
     """What the server averages of an upload: y - x, and that divided by the client's own K."""
 
     delta: Variables
-    delta_per_step: Any
+    delta_per_step: chex.ArrayTree
+
+
+class Sum(NamedTuple):
+    """A local optimiser's state, and the sum of what it was handed in the round."""
+
+    inner: Any
+    total: chex.ArrayTree
 
 
 def check_plain(optimizer: Any, name: str) -> Triple:
@@ -34,17 +45,42 @@ def check_plain(optimizer: Any, name: str) -> Triple:
     )
 
 
-def is_sgd(optimizer: Any) -> bool:
-    """Whether a displacement divided by -eta K is the mean of the very gradients that were taken.
+def with_mean(
+    optimizer: Any, tx: optax.GradientTransformation, start: Callable[..., Any]
+) -> tuple[optax.GradientTransformation, Callable[..., Any], Partial]:
+    """(tx, start, mean): where mean(y - x, local state, context) is the mean of what tx was handed.
 
-    So it is for SGD with a constant learning rate: no statistics, no preprocessors, no schedule.
+    For SGD with a constant learning rate (no statistics, preprocessors or schedule) that is the
+    displacement divided by -eta K; for anything else it is summed beside the optimiser's state.
     """
-    if not isinstance(optimizer, Triple) or optimizer.averages or optimizer.preprocesses:
-        return False
-    return not jax.tree.leaves(jax.eval_shape(optimizer.init, jnp.zeros(1)))
+    inverts = isinstance(optimizer, Triple) and not (optimizer.averages or optimizer.preprocesses)
+    if inverts and not jax.tree.leaves(jax.eval_shape(optimizer.init, jnp.zeros(1))):
+        return tx, start, Partial(_mean_by_displacement, optimizer)
+    summing = optax.GradientTransformation(tx.init, Partial(_update_and_add, tx.update))
+    return summing, Partial(_start_with_sum, start), Partial(_mean_by_sum)
 
 
-def init_plain(optimizer: Triple, params: Any) -> Any:
+def _mean_by_displacement(optimizer, delta, local, context):
+    return mean_gradient(
+        optimizer, local.optimizer, per_step(delta, context.num_steps).delta_per_step
+    )
+
+
+def _mean_by_sum(delta, local, context):
+    return trees.scale(trees.reciprocal(context.num_steps), local.optimizer.total)
+
+
+def _start_with_sum(start, message, client):
+    local = start(message, client)
+    return local._replace(optimizer=Sum(local.optimizer, trees.zeros_like(local.variables.params)))
+
+
+def _update_and_add(update, direction, state, params):
+    updates, inner = update(direction, state.inner, params)
+    return updates, Sum(inner, trees.add(state.total, direction))
+
+
+def init_plain(optimizer: Triple, params: chex.ArrayTree) -> Any:
     """The count of a schedule, or nothing; refuses an optimiser with statistics of its own."""
     stats = optimizer.init(params)
     if any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(stats)):
@@ -61,14 +97,7 @@ def per_step(upload: Variables, num_steps: jax.Array) -> Contribution:
     return Contribution(upload, trees.scale(trees.reciprocal(num_steps), upload.params))
 
 
-def mean_gradient(optimizer: Triple, stats: Any, delta_per_step: Any) -> Any:
+def mean_gradient(optimizer: Triple, stats: Any, delta_per_step: chex.ArrayTree) -> chex.ArrayTree:
     """-(displacement per step) / eta: the mean gradient that was used."""
     here = trees.zeros_like(delta_per_step)
     return optimizer.inverse(here, delta_per_step, stats, 1)
-
-
-def displacement(optimizer: Triple, stats: Any, gradient: Any, num_steps: Any) -> Any:
-    """-eta K g: how far K steps along g lead; the inverse of `mean_gradient`."""
-    one = jax.tree.map(jnp.ones_like, gradient)
-    per_eta = optimizer.inverse(one, trees.zeros_like(gradient), stats, 1)
-    return jax.tree.map(lambda g, r: -jnp.asarray(num_steps, g.dtype) * g / r, gradient, per_eta)

@@ -12,33 +12,34 @@ Reference:
   learning via adaptive bias estimation. ECCV 2022. Algorithm 1.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
+import chex
 import jax.numpy as jnp
 import optax
 from jax.tree_util import Partial
 
-from fedjax_opt.algorithms.fedavg import ModelState, descend, start
-from fedjax_opt.core import Algorithm, Variables, checks, difference, move, trees
-from fedjax_opt.optimizers.triple import local_form
+from fedjax_opt.algorithms.local_training import local_training
+from fedjax_opt.core import Algorithm, Variables, checks, move, trees
 
 
 class Server(NamedTuple):
     """The model that is sent, and the parameters of the last mean of the clients."""
 
     variables: Variables
-    mean: Any
+    mean: chex.ArrayTree
 
 
 class Client(NamedTuple):
     """h_i, and the round in which the client last took part; -1 before it ever did."""
 
-    h: Any
-    last_round: jax.Array
+    h: chex.ArrayTree
+    last_round: chex.Array
 
 
-def adabest(optimizer: optax.GradientTransformation, mu: Any = 0.02, beta: Any = 0.8) -> Algorithm:
+def adabest(
+    optimizer: optax.GradientTransformation, mu: chex.Numeric = 0.02, beta: chex.Numeric = 0.8
+) -> Algorithm:
     """AdaBest: `g - h_i` in every local step, `x+ = z+ - beta (z - z+)` on the server.
 
     Args:
@@ -52,21 +53,15 @@ def adabest(optimizer: optax.GradientTransformation, mu: Any = 0.02, beta: Any =
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.adabest(fo.optimizers.sgd(0.1), mu=0.02, beta=0.8)
-
-    Reference:
-      Varno et al. AdaBest: minimizing client drift in federated learning via adaptive bias
-      estimation. ECCV 2022.
     """
     mu = checks.number("mu", mu, low=0.0)
     beta = checks.number("beta", beta, low=0.0, high=1.0, open_high=True)
-    optimizer = local_form(optimizer)
-    return Algorithm(
+    return local_training(
+        optimizer,
         init=_init,
         init_client=_init_client,
-        broadcast=_broadcast,
-        start=Partial(start, optimizer),
-        step=Partial(_step, optimizer),
-        finish=Partial(_finish, mu),
+        direction=_direction,
+        upload=Partial(_upload, mu),
         server_step=Partial(_server_step, beta),
     )
 
@@ -79,25 +74,17 @@ def _init_client(variables):
     return Client(trees.zeros_like(variables.params), jnp.full((), -1, jnp.int32))
 
 
-def _broadcast(server):
-    return ModelState(server.variables)
+def _direction(gradient, local, context):
+    return trees.subtract(gradient, context.client.h)
 
 
-def _step(optimizer, local, objective, batch, context):
-    gradient, evaluation = objective.gradient(local.variables, batch)
-    corrected = trees.subtract(gradient, context.client.h)
-    return descend(optimizer, local, corrected, evaluation), evaluation
+def _upload(mu, delta, local, context):
+    fade = trees.reciprocal(context.round - context.client.last_round)
+    h = trees.each(lambda h, d, f, m: f * h - m * d, context.client.h, delta.params, f=fade, m=mu)
+    return delta, Client(h, context.round)
 
 
-def _finish(mu, local, context):
-    delta = difference(local.variables, context.message.variables)
-    rounds_away = context.round - context.client.last_round
-    faded = trees.scale(trees.reciprocal(rounds_away), context.client.h)
-    return delta, Client(trees.add_scaled(faded, -mu, delta.params), context.round)
-
-
-def _server_step(beta, server, aggregate, situation):
-    del situation
-    mean = move(server.variables, aggregate)
-    ahead = trees.add_scaled(mean.params, beta, trees.subtract(mean.params, server.mean))
-    return Server(mean._replace(params=ahead), mean.params)
+def _server_step(beta, server, mean, situation):
+    z = move(server.variables, mean)
+    ahead = trees.each(lambda z, old, b: z + b * (z - old), z.params, server.mean, b=beta)
+    return Server(z._replace(params=ahead), z.params)

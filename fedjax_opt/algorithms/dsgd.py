@@ -13,9 +13,11 @@ Reference:
 
 from typing import Any, NamedTuple
 
+import chex
 import optax
 from jax.tree_util import Partial
 
+from fedjax_opt.algorithms.local_training import model_alone
 from fedjax_opt.core import Algorithm, Variables, difference, move, no_client_state, trees
 from fedjax_opt.optimizers.triple import local_form
 
@@ -27,17 +29,11 @@ class Server(NamedTuple):
     optimizer: Any
 
 
-class Message(NamedTuple):
-    """The model alone."""
-
-    variables: Variables
-
-
 class Local(NamedTuple):
     """The model with its moving non-trainable state, and the mean gradient so far."""
 
     variables: Variables
-    gradient: Any
+    gradient: chex.ArrayTree
 
 
 def dsgd(optimizer: optax.GradientTransformation) -> Algorithm:
@@ -53,15 +49,12 @@ def dsgd(optimizer: optax.GradientTransformation) -> Algorithm:
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.dsgd(fo.optimizers.sgd(0.1))
-
-    Reference:
-      McMahan et al. Communication-efficient learning of deep networks from decentralized data. 2017.
     """
     optimizer = local_form(optimizer)
     return Algorithm(
         init=Partial(_init, optimizer),
         init_client=no_client_state,
-        broadcast=_broadcast,
+        broadcast=model_alone,
         start=_start,
         step=_step,
         finish=_finish,
@@ -73,12 +66,7 @@ def _init(optimizer, variables):
     return Server(variables, optimizer.init(variables.params))
 
 
-def _broadcast(server):
-    return Message(server.variables)
-
-
 def _start(message, client):
-    del client
     return Local(message.variables, trees.zeros_like(message.variables.params))
 
 
@@ -94,9 +82,7 @@ def _finish(local, context):
     return Variables(local.gradient, change.state), ()
 
 
-def _server_step(optimizer, server, aggregate, situation):
-    del situation
-    params = server.variables.params
-    updates, optimizer_state = optimizer.update(aggregate.params, server.optimizer, params)
-    moved = move(server.variables, Variables(updates, aggregate.state))
-    return Server(moved, optimizer_state)
+def _server_step(optimizer, server, mean, situation):
+    x = server.variables
+    updates, statistics = optimizer.update(mean.params, server.optimizer, x.params)
+    return Server(move(x, Variables(updates, mean.state)), statistics)

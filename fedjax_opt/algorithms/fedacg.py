@@ -13,36 +13,36 @@ Reference:
   2024. Algorithm 1.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
 from jax.tree_util import Partial
 
-from fedjax_opt.algorithms.fedavg import ModelState, finish, start, step
-from fedjax_opt.core import Algorithm, Variables, checks, move_state, no_client_state, trees
-from fedjax_opt.optimizers.triple import local_form
-from fedjax_opt.wrappers.proximal import proximal
+from fedjax_opt.algorithms.local_training import ModelState, local_training
+from fedjax_opt.core import Algorithm, Variables, checks, move_state, trees
+from fedjax_opt.wrappers.local_terms import proximal
 
 
 class Server(NamedTuple):
     """The model and its momentum, the change that it took last."""
 
     variables: Variables
-    momentum: Any
+    momentum: chex.ArrayTree
 
     @property
-    def gradient_estimate(self) -> Any:
+    def gradient_estimate(self) -> chex.ArrayTree:
         """What the momentum says about the gradient, up to a positive factor."""
         return jax.tree.map(jnp.negative, self.momentum)
 
 
 def fedacg(
     optimizer: optax.GradientTransformation,
-    momentum: Any = 0.85,
-    beta: Any = 0.0,
-    server_learning_rate: Any = 1.0,
+    momentum: chex.Numeric = 0.85,
+    beta: chex.Numeric = 0.0,
+    server_learning_rate: chex.Numeric = 1.0,
 ) -> Algorithm:
     """FedACG: `z = x + lambda m` is broadcast, and local models are pulled towards z.
 
@@ -59,22 +59,14 @@ def fedacg(
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.fedacg(fo.optimizers.sgd(0.1), momentum=0.85, beta=0.01)
-
-    Reference:
-      Kim, Kim, Han. Communication-efficient federated learning with accelerated client gradient.
-      CVPR 2024.
     """
-    momentum = checks.number("momentum", momentum, low=0.0, high=1.0, open_high=True)
-    server_learning_rate = checks.number("server_learning_rate", server_learning_rate, low=0.0)
-    optimizer = local_form(optimizer)
-    accelerated = Algorithm(
+    lam = checks.number("momentum", momentum, low=0.0, high=1.0, open_high=True)
+    eta = checks.number("server_learning_rate", server_learning_rate, low=0.0)
+    accelerated = local_training(
+        optimizer,
         init=_init,
-        init_client=no_client_state,
-        broadcast=Partial(_broadcast, momentum),
-        start=Partial(start, optimizer),
-        step=Partial(step, optimizer),
-        finish=finish,
-        server_step=Partial(_server_step, momentum, server_learning_rate),
+        broadcast=Partial(_broadcast, lam),
+        server_step=Partial(_server_step, lam, eta),
     )
     return proximal(accelerated, checks.number("beta", beta, low=0.0))
 
@@ -83,17 +75,16 @@ def _init(variables):
     return Server(variables, trees.zeros_like(variables.params))
 
 
-def _broadcast(momentum, server):
-    ahead = trees.add_scaled(server.variables.params, momentum, server.momentum)
-    return ModelState(server.variables._replace(params=ahead))
+def _broadcast(lam, server):
+    x = server.variables
+    return ModelState(x._replace(params=trees.add_scaled(x.params, lam, server.momentum)))
 
 
-def _server_step(momentum, server_learning_rate, server, aggregate, situation):
-    del situation
-    change = trees.scale(momentum, server.momentum)
-    change = trees.add_scaled(change, server_learning_rate, aggregate.params)
-    variables = Variables(
-        trees.add(server.variables.params, change),
-        move_state(server.variables.state, aggregate.state),
+def _server_step(lam, eta, server, mean, situation):
+    m = trees.each(
+        lambda m, d, lam, eta: lam * m + eta * d, server.momentum, mean.params, lam=lam, eta=eta
     )
-    return Server(variables, change)
+    x = Variables(
+        trees.add(server.variables.params, m), move_state(server.variables.state, mean.state)
+    )
+    return Server(x, m)

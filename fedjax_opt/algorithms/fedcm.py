@@ -14,11 +14,12 @@ Reference:
 
 from typing import Any, NamedTuple
 
+import chex
 from jax.tree_util import Partial
 
 from fedjax_opt.algorithms import _inversion as inversion
-from fedjax_opt.algorithms.fedavg import Local, descend, finish, same_message
-from fedjax_opt.core import Algorithm, Variables, checks, move, no_client_state, trees
+from fedjax_opt.algorithms.local_training import all_of_it, as_sent, local_training
+from fedjax_opt.core import Algorithm, Variables, checks, move, trees
 from fedjax_opt.optimizers import Triple
 
 
@@ -26,16 +27,18 @@ class Server(NamedTuple):
     """The model, the direction d (zero before the first round), and a schedule's count."""
 
     variables: Variables
-    direction: Any
+    direction: chex.ArrayTree
     optimizer: Any
 
     @property
-    def gradient_estimate(self) -> Any:
+    def gradient_estimate(self) -> chex.ArrayTree:
         """d, a mean of gradients."""
         return self.direction
 
 
-def fedcm(optimizer: Triple, alpha: Any = 0.1, server_learning_rate: Any = 1.0) -> Algorithm:
+def fedcm(
+    optimizer: Triple, alpha: chex.Numeric = 0.1, server_learning_rate: chex.Numeric = 1.0
+) -> Algorithm:
     """FedCM: `alpha g + (1 - alpha) d` in every local step, d the last round's mean direction.
 
     Args:
@@ -50,52 +53,36 @@ def fedcm(optimizer: Triple, alpha: Any = 0.1, server_learning_rate: Any = 1.0) 
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.fedcm(fo.optimizers.sgd(0.1), alpha=0.1)
-
-    Reference:
-      Xu, Wang, Wang, Yao. FedCM: federated learning with client-level momentum. 2021.
     """
     optimizer = inversion.check_plain(optimizer, "FedCM")
     alpha = checks.number("alpha", alpha, low=0.0, open_low=True, high=1.0)
-    server_learning_rate = checks.number("server_learning_rate", server_learning_rate, low=0.0)
-    return Algorithm(
+    eta = checks.number("server_learning_rate", server_learning_rate, low=0.0)
+    return local_training(
+        optimizer,
         init=Partial(_init, optimizer),
-        init_client=no_client_state,
-        broadcast=same_message,
-        start=start_with_count,
-        step=Partial(_step, optimizer, alpha),
-        finish=finish,
-        server_step=Partial(_server_step, optimizer, server_learning_rate),
+        broadcast=all_of_it,
+        start=as_sent,
+        direction=Partial(_direction, alpha),
         receive=inversion.per_step,
+        server_step=Partial(_server_step, optimizer, eta),
     )
 
 
 def _init(optimizer, variables):
-    direction = trees.zeros_like(variables.params)
-    return Server(variables, direction, inversion.init_plain(optimizer, variables.params))
+    zero = trees.zeros_like(variables.params)
+    return Server(variables, zero, inversion.init_plain(optimizer, variables.params))
 
 
-def start_with_count(message, client):
-    """y = x; the learning rate is the one of the server's round."""
-    del client
-    return Local(message.variables, message.optimizer)
+def _direction(alpha, gradient, local, context):
+    return mix(alpha, gradient, context.message.direction)
 
 
-def _step(optimizer, alpha, local, objective, batch, context):
-    gradient, evaluation = objective.gradient(local.variables, batch)
-    mixed = mix(alpha, gradient, context.message.direction)
-    return descend(optimizer, local, mixed, evaluation), evaluation
-
-
-def mix(alpha, gradient, direction):
+def mix(alpha: chex.Numeric, gradient: chex.ArrayTree, direction: chex.ArrayTree) -> chex.ArrayTree:
     """alpha g + (1 - alpha) d."""
-    return trees.add_scaled(trees.scale(alpha, gradient), 1 - alpha, direction)
+    return trees.each(lambda g, d, a: a * g + (1 - a) * d, gradient, direction, a=alpha)
 
 
-def _server_step(optimizer, server_learning_rate, server, aggregate, situation):
-    del situation
-    direction = inversion.mean_gradient(optimizer, server.optimizer, aggregate.delta_per_step)
-    return Server(
-        move(server.variables, aggregate.delta, server_learning_rate),
-        direction,
-        optimizer.track(direction, server.optimizer, server.variables.params),
-    )
+def _server_step(optimizer, eta, server, mean, situation):
+    x = move(server.variables, mean.delta, eta)
+    d = inversion.mean_gradient(optimizer, server.optimizer, mean.delta_per_step)
+    return Server(x, d, optimizer.track(d, server.optimizer, server.variables.params))

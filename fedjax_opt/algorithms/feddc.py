@@ -22,12 +22,12 @@ Reference:
 
 from typing import Any, NamedTuple
 
+import chex
 from jax.tree_util import Partial
 
 from fedjax_opt.algorithms import _inversion as inversion
-from fedjax_opt.algorithms.fedavg import descend
-from fedjax_opt.algorithms.fedcm import start_with_count
-from fedjax_opt.core import Algorithm, Uniform, Variables, checks, difference, move, trees
+from fedjax_opt.algorithms.local_training import as_sent, local_training
+from fedjax_opt.core import Algorithm, Uniform, Variables, checks, move, trees
 from fedjax_opt.optimizers import Triple
 
 
@@ -35,12 +35,12 @@ class Server(NamedTuple):
     """The model, c and h (the averages of all clients'), and a schedule's count."""
 
     variables: Variables
-    control: Any
-    drift: Any
+    control: chex.ArrayTree
+    drift: chex.ArrayTree
     optimizer: Any
 
     @property
-    def gradient_estimate(self) -> Any:
+    def gradient_estimate(self) -> chex.ArrayTree:
         """c, a mean of gradients."""
         return self.control
 
@@ -49,14 +49,14 @@ class Message(NamedTuple):
     """The model, c, and a schedule's count."""
 
     variables: Variables
-    control: Any
+    control: chex.ArrayTree
     optimizer: Any
 
 
 class Client(NamedTuple):
     """q_i = alpha h_i - c_i, zero until the client first takes part."""
 
-    correction: Any
+    correction: chex.ArrayTree
 
 
 class Upload(NamedTuple):
@@ -74,7 +74,7 @@ class Contribution(NamedTuple):
     uniform_delta: Uniform
 
 
-def feddc(optimizer: Triple, alpha: Any = 0.1) -> Algorithm:
+def feddc(optimizer: Triple, alpha: chex.Numeric = 0.1) -> Algorithm:
     """FedDC: `g + alpha (h_i + y - x) + c - c_i` in every local step.
 
     Args:
@@ -88,22 +88,19 @@ def feddc(optimizer: Triple, alpha: Any = 0.1) -> Algorithm:
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.feddc(fo.optimizers.sgd(0.1), alpha=0.1)
-
-    Reference:
-      Gao et al. FedDC: federated learning with non-IID data via local drift decoupling and correction.
-      CVPR 2022.
     """
     optimizer = inversion.check_plain(optimizer, "FedDC")
     alpha = checks.number("alpha", alpha, low=0.0)
-    return Algorithm(
+    return local_training(
+        optimizer,
         init=Partial(_init, optimizer),
         init_client=_init_client,
         broadcast=_broadcast,
-        start=start_with_count,
-        step=Partial(_step, optimizer, alpha),
-        finish=Partial(_finish, optimizer, alpha),
-        server_step=Partial(_server_step, optimizer),
+        start=as_sent,
+        direction=Partial(_direction, alpha),
+        upload=Partial(_upload, optimizer, alpha),
         receive=_receive,
+        server_step=Partial(_server_step, optimizer),
     )
 
 
@@ -120,39 +117,30 @@ def _broadcast(server):
     return Message(server.variables, server.control, server.optimizer)
 
 
-def _step(optimizer, alpha, local, objective, batch, context):
-    message, client = context.message, context.client
-    gradient, evaluation = objective.gradient(local.variables, batch)
+def _direction(alpha, gradient, local, context):
+    y, x = local.variables.params, context.message.variables.params
+    q, c = context.client.correction, context.message.control
     # What is the same in all steps stands together, so that the compiler takes it out of the loop.
-    constant = trees.add_scaled(
-        trees.add(client.correction, message.control), -alpha, message.variables.params
+    return trees.each(
+        lambda g, y, q, c, x, a: (g + a * y) + ((q + c) - a * x), gradient, y, q, c, x, a=alpha
     )
-    penalised = trees.add_scaled(gradient, alpha, local.variables.params)
-    return descend(optimizer, local, trees.add(penalised, constant), evaluation), evaluation
 
 
-def _finish(optimizer, alpha, local, context):
-    message, client = context.message, context.client
-    delta = difference(local.variables, message.variables)
+def _upload(optimizer, alpha, delta, local, context):
     per_step = inversion.per_step(delta, context.num_steps).delta_per_step
-    used = inversion.mean_gradient(optimizer, message.optimizer, per_step)
-    change = trees.subtract(used, message.control)
-    kept = trees.add_scaled(client.correction, alpha, delta.params)
-    return Upload(delta, Uniform(change)), Client(trees.subtract(kept, change))
+    used = inversion.mean_gradient(optimizer, context.message.optimizer, per_step)
+    change = trees.subtract(used, context.message.control)
+    q = trees.add_scaled(context.client.correction, alpha, delta.params)
+    return Upload(delta, Uniform(change)), Client(trees.subtract(q, change))
 
 
 def _receive(upload, num_steps):
-    del num_steps
     return Contribution(upload.delta, upload.control_change, Uniform(upload.delta.params))
 
 
-def _server_step(optimizer, server, aggregate, situation):
-    drift = trees.add_scaled(server.drift, situation.participation, aggregate.uniform_delta)
-    control = trees.add_scaled(server.control, situation.participation, aggregate.control_change)
-    mean = move(server.variables, aggregate.delta)
-    return Server(
-        mean._replace(params=trees.add(mean.params, drift)),
-        control,
-        drift,
-        optimizer.track(control, server.optimizer, server.variables.params),
-    )
+def _server_step(optimizer, server, mean, situation):
+    h = trees.add_scaled(server.drift, situation.participation, mean.uniform_delta)
+    c = trees.add_scaled(server.control, situation.participation, mean.control_change)
+    x = move(server.variables, mean.delta)
+    x = x._replace(params=trees.add(x.params, h))
+    return Server(x, c, h, optimizer.track(c, server.optimizer, server.variables.params))

@@ -14,27 +14,27 @@ Reference:
   ICLR 2021. Algorithm 1.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import chex
 import optax
 from jax.tree_util import Partial
 
-from fedjax_opt.algorithms.fedavg import ModelState, descend, start
-from fedjax_opt.core import Algorithm, Uniform, Variables, checks, difference, move, trees
-from fedjax_opt.optimizers.triple import local_form
+from fedjax_opt.algorithms.local_training import local_training
+from fedjax_opt.core import Algorithm, Uniform, Variables, checks, move, trees
 
 
 class Server(NamedTuple):
     """The model and h, the average of all clients' h_i."""
 
     variables: Variables
-    h: Any
+    h: chex.ArrayTree
 
 
 class Client(NamedTuple):
     """h_i, zero until the client first takes part."""
 
-    h: Any
+    h: chex.ArrayTree
 
 
 class Contribution(NamedTuple):
@@ -44,7 +44,7 @@ class Contribution(NamedTuple):
     uniform_delta: Uniform
 
 
-def feddyn(optimizer: optax.GradientTransformation, alpha: Any = 0.1) -> Algorithm:
+def feddyn(optimizer: optax.GradientTransformation, alpha: chex.Numeric = 0.1) -> Algorithm:
     """FedDyn: `g - h_i + alpha (y - x)` in every local step.
 
     Args:
@@ -57,21 +57,16 @@ def feddyn(optimizer: optax.GradientTransformation, alpha: Any = 0.1) -> Algorit
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.feddyn(fo.optimizers.sgd(0.1), alpha=0.1)
-
-    Reference:
-      Acar et al. Federated learning based on dynamic regularization. ICLR 2021.
     """
     alpha = checks.number("alpha", alpha, low=0.0, open_low=True)
-    optimizer = local_form(optimizer)
-    return Algorithm(
+    return local_training(
+        optimizer,
         init=_init,
         init_client=_init_client,
-        broadcast=_broadcast,
-        start=Partial(start, optimizer),
-        step=Partial(_step, optimizer, alpha),
-        finish=Partial(_finish, alpha),
-        server_step=Partial(_server_step, alpha),
+        direction=Partial(_direction, alpha),
+        upload=Partial(_upload, alpha),
         receive=_receive,
+        server_step=Partial(_server_step, alpha),
     )
 
 
@@ -83,29 +78,23 @@ def _init_client(variables):
     return Client(trees.zeros_like(variables.params))
 
 
-def _broadcast(server):
-    return ModelState(server.variables)
-
-
-def _step(optimizer, alpha, local, objective, batch, context):
-    gradient, evaluation = objective.gradient(local.variables, batch)
+def _direction(alpha, gradient, local, context):
+    y, x = local.variables.params, context.message.variables.params
     # What is the same in all steps stands together, so that the compiler takes it out of the loop.
-    constant = trees.add_scaled(context.client.h, alpha, context.message.variables.params)
-    penalised = trees.add_scaled(gradient, alpha, local.variables.params)
-    return descend(optimizer, local, trees.subtract(penalised, constant), evaluation), evaluation
+    return trees.each(
+        lambda g, y, h, x, a: (g + a * y) - (h + a * x), gradient, y, context.client.h, x, a=alpha
+    )
 
 
-def _finish(alpha, local, context):
-    delta = difference(local.variables, context.message.variables)
+def _upload(alpha, delta, local, context):
     return delta, Client(trees.add_scaled(context.client.h, -alpha, delta.params))
 
 
 def _receive(upload, num_steps):
-    del num_steps
     return Contribution(upload, Uniform(upload.params))
 
 
-def _server_step(alpha, server, aggregate, situation):
-    h = trees.add_scaled(server.h, -alpha * situation.participation, aggregate.uniform_delta)
-    mean = move(server.variables, aggregate.delta)
-    return Server(mean._replace(params=trees.add_scaled(mean.params, -1 / alpha, h)), h)
+def _server_step(alpha, server, mean, situation):
+    h = trees.add_scaled(server.h, -alpha * situation.participation, mean.uniform_delta)
+    x = move(server.variables, mean.delta)
+    return Server(x._replace(params=trees.add_scaled(x.params, -1 / alpha, h)), h)

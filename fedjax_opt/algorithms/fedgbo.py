@@ -19,11 +19,12 @@ Reference:
 
 from typing import Any, NamedTuple
 
+import chex
 from jax.tree_util import Partial
 
-from fedjax_opt.algorithms.fedavg import same_message, step
-from fedjax_opt.algorithms.mfl import Server, init_with_statistics, start_with_statistics
-from fedjax_opt.core import Algorithm, Variables, checks, difference, move, no_client_state, trees
+from fedjax_opt.algorithms.local_training import all_of_it, as_sent, local_training
+from fedjax_opt.algorithms.mfl import Server, init_with_statistics
+from fedjax_opt.core import Algorithm, Variables, checks, move, trees
 from fedjax_opt.optimizers import Triple
 
 
@@ -42,7 +43,7 @@ class Contribution(NamedTuple):
     gradient: Any
 
 
-def fedgbo(optimizer: Triple, server_learning_rate: Any = 1.0) -> Algorithm:
+def fedgbo(optimizer: Triple, server_learning_rate: chex.Numeric = 1.0) -> Algorithm:
     """FedGBO: `s+ = T(I(x, x+, s, K), s)`, a biased global optimiser at FedAvg's upload.
 
     Args:
@@ -55,21 +56,17 @@ def fedgbo(optimizer: Triple, server_learning_rate: Any = 1.0) -> Algorithm:
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.fedgbo(fo.optimizers.adam(1e-2, b1=0.9, b2=0.99, eps=1e-3))
-
-    Reference:
-      Mills et al. Accelerating federated learning with a global biased optimiser. 2022.
     """
     check_triple(optimizer)
-    server_learning_rate = checks.number("server_learning_rate", server_learning_rate, low=0.0)
-    return Algorithm(
+    eta = checks.number("server_learning_rate", server_learning_rate, low=0.0)
+    return local_training(
+        optimizer,
         init=Partial(init_with_statistics, optimizer),
-        init_client=no_client_state,
-        broadcast=same_message,
-        start=start_with_statistics,
-        step=Partial(step, optimizer),
-        finish=Partial(_finish, optimizer),
-        server_step=Partial(_server_step, optimizer, server_learning_rate),
+        broadcast=all_of_it,
+        start=as_sent,
+        upload=Partial(_upload, optimizer),
         receive=Partial(_receive, optimizer),
+        server_step=Partial(_server_step, optimizer, eta),
     )
 
 
@@ -83,29 +80,24 @@ def check_triple(optimizer: Any) -> None:
         )
 
 
-def _finish(optimizer, local, context):
-    delta = difference(local.variables, context.message.variables)
+def _upload(optimizer, delta, local, context):
     if not optimizer.averages:
         return Upload(delta, ()), ()
-    old, new = context.message.variables.params, local.variables.params
-    return Upload(delta, optimizer.inverse(old, new, local.optimizer, context.num_steps)), ()
+    x, y = context.message.variables.params, local.variables.params
+    return Upload(delta, optimizer.inverse(x, y, local.optimizer, context.num_steps)), ()
 
 
 def _receive(optimizer, upload, num_steps):
-    per_step = (
-        () if optimizer.averages else trees.scale(trees.reciprocal(num_steps), upload.delta.params)
-    )
-    return Contribution(upload.delta, per_step, upload.gradient)
+    if optimizer.averages:
+        return Contribution(upload.delta, (), upload.gradient)
+    per_step = trees.scale(trees.reciprocal(num_steps), upload.delta.params)
+    return Contribution(upload.delta, per_step, ())
 
 
-def _server_step(optimizer, server_learning_rate, server, aggregate, situation):
-    del situation
-    params = server.variables.params
-    gradient = aggregate.gradient
+def _server_step(optimizer, eta, server, mean, situation):
+    x, gradient = server.variables.params, mean.gradient
     if not optimizer.averages:
-        after_one_step = trees.add_scaled(params, 1, aggregate.delta_per_step)
-        gradient = optimizer.inverse(params, after_one_step, server.optimizer, 1)
-    return Server(
-        move(server.variables, aggregate.delta, server_learning_rate),
-        optimizer.track(gradient, server.optimizer, params),
-    )
+        after_one_step = trees.add(x, mean.delta_per_step)
+        gradient = optimizer.inverse(x, after_one_step, server.optimizer, 1)
+    statistics = optimizer.track(gradient, server.optimizer, x)
+    return Server(move(server.variables, mean.delta, eta), statistics)

@@ -17,22 +17,22 @@ Reference:
 
 from typing import Any, NamedTuple
 
-import jax
+import chex
 import jax.numpy as jnp
 import optax
 from jax.tree_util import Partial
 
-from fedjax_opt.algorithms.fedavg import ModelState, finish, same_message, start, step
-from fedjax_opt.core import Algorithm, Variables, checks, move, no_client_state, trees
+from fedjax_opt.algorithms.local_training import ModelState, local_training
+from fedjax_opt.core import Algorithm, Variables, checks, move, trees
 from fedjax_opt.optimizers.triple import local_form
+from fedjax_opt.wrappers.nested import nested
 
 
 class Local(NamedTuple):
-    """A client's model, and the number that the same optimiser moves along a gradient of 1."""
+    """The local training, and beside it the number whose gradient is always 1."""
 
-    variables: Variables
-    optimizer: Any
-    unit: jax.Array
+    inner: Any
+    unit: chex.Array
     unit_optimizer: Any
 
 
@@ -40,10 +40,12 @@ class Upload(NamedTuple):
     """The displacement of the model per displacement of the number, and the latter."""
 
     direction: Variables
-    length: jax.Array
+    length: chex.Array
 
 
-def fednova(optimizer: optax.GradientTransformation, server_learning_rate: Any = 1.0) -> Algorithm:
+def fednova(
+    optimizer: optax.GradientTransformation, server_learning_rate: chex.Numeric = 1.0
+) -> Algorithm:
     """FedNova: normalised averaging for clients that take different numbers of steps.
 
     Non-trainable state (batch statistics) is averaged as it is.
@@ -59,49 +61,37 @@ def fednova(optimizer: optax.GradientTransformation, server_learning_rate: Any =
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.fednova(fo.optimizers.sgdm(0.1, 0.9))
-
-    Reference:
-      Wang et al. Tackling the objective inconsistency problem in heterogeneous federated optimization.
-      NeurIPS 2020.
     """
-    server_learning_rate = checks.number("server_learning_rate", server_learning_rate, low=0.0)
+    eta = checks.number("server_learning_rate", server_learning_rate, low=0.0)
     optimizer = local_form(optimizer)
-    return Algorithm(
-        init=ModelState,
-        init_client=no_client_state,
-        broadcast=same_message,
-        start=Partial(_start, optimizer),
-        step=Partial(_step, optimizer),
-        finish=_finish,
-        server_step=Partial(_server_step, server_learning_rate),
+    plain = local_training(optimizer, server_step=Partial(_server_step, eta))
+    beside = nested(plain, local=Partial(_with_unit, optimizer))
+    return beside._replace(
+        step=Partial(_step, beside.step, optimizer), finish=Partial(_finish, beside.finish)
     )
 
 
-def _start(optimizer, message, client):
-    begun = start(optimizer, message, client)
+def _with_unit(optimizer, inner, message, client):
     unit = jnp.zeros((), jnp.result_type(float))
-    return Local(*begun, unit, optimizer.init(unit))
+    return Local(inner, unit, optimizer.init(unit))
 
 
-def _step(optimizer, local, objective, batch, context):
-    local, evaluation = step(optimizer, local, objective, batch, context)
+def _step(step, optimizer, local, objective, batch, context):
+    local, evaluation = step(local, objective, batch, context)
     # The number stands at 0, where weight decay adds nothing: decay is part of the model's gradient.
-    origin = jnp.zeros_like(local.unit)
-    one = jnp.ones_like(local.unit)
+    origin, one = jnp.zeros_like(local.unit), jnp.ones_like(local.unit)
     update, unit_optimizer = optimizer.update(one, local.unit_optimizer, origin)
     return local._replace(unit=local.unit - update, unit_optimizer=unit_optimizer), evaluation
 
 
-def _finish(local, context):
-    displacement, client = finish(local, context)
+def _finish(finish, local, context):
+    delta, client = finish(local, context)
     # A learning rate of 0 moves neither: the direction is then 0, not 0 / 0.
     divisor = jnp.where(local.unit == 0, 1, local.unit)
-    direction = displacement._replace(params=trees.scale(1 / divisor, displacement.params))
+    direction = delta._replace(params=trees.scale(1 / divisor, delta.params))
     return Upload(direction, local.unit), client
 
 
-def _server_step(server_learning_rate, server, mean, situation):
-    del situation
-    displacement = trees.scale(mean.length, mean.direction.params)
-    delta = mean.direction._replace(params=displacement)
-    return ModelState(move(server.variables, delta, server_learning_rate))
+def _server_step(eta, server, mean, situation):
+    delta = mean.direction._replace(params=trees.scale(mean.length, mean.direction.params))
+    return ModelState(move(server.variables, delta, eta))

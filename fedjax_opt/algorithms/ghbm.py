@@ -1,89 +1,158 @@
-"""GHBM: heavy-ball momentum over the last tau rounds, applied in every local step. FedADC: tau = 1.
+"""GHBM: heavy-ball momentum over the last tau rounds, and the forms that its paper relates to it.
 
-    message  x_t,  b = (x_t - x_{t-tau}) / tau      b = 0 while there is no x_{t-tau}
-    local    y <- y - eta g + (beta / K) b          g at y
-             y <- y + (beta / K) b, then y - eta g  g at the moved y (Nesterov's form)
-    upload   y - x
-    server   x+ = x + eta_s sum_i w_i (y_i - x); the last tau models are kept
+    GHBM         b = (x_t - x_{t-tau}) / tau,   0 while there is no x_{t-tau}
+                 message  x_t, b
+                 local    y <- y - eta g + (beta / K) b
+    FedADC       GHBM with tau = 1, in Nesterov's form
+    LocalGHBM    a_i = the model that client i received when it last took part
+                 local    y <- y - eta g + (beta C / K) (x - a_i)
+    FedHBM       a_i = the model with which client i finished when it last took part
+                 local    y <- y - eta g + (beta C / K) (y - a_i),     y as it is in every step
+    all these    Nesterov's form: the momentum is applied before g is taken
+                 upload   y - x
+                 server   x+ = x + eta_s sum_i w_i (y_i - x)
 
-K is each client's own, so all clients take beta b in total. With tau = 1 it is classical momentum:
-FedCM with alpha = 1 - beta and the step eta / (1 - beta). tau = 1 / C is the paper's choice: then the
-last tau cohorts are, on average, everybody.
+    on the server    local    y <- y - eta g
+                     server   x+ = x + eta_s sum_i w_i (y_i - x) + beta b
+
+    in theory        local    y <- y - eta (beta g + (1 - beta) m)
+                     server   g_t = sum_i w_i (mean of the gradients g that client i used in round t)
+                              m+  = (1 - beta) m + beta (g_t + g_{t-1} + ... + g_{t-tau+1}) / tau
+                              x+  = x - eta_s eta K m+
+
+K is each client's own, so all clients take beta b in total. tau = 1 / C is the paper's choice: then the
+last tau cohorts are, on average, everybody. LocalGHBM and FedHBM have C = |S| / N for 1 / tau, since a
+client takes part every 1 / C rounds on average, and no momentum in a client's first round; under cyclic
+participation LocalGHBM is GHBM with tau = 1 / C. With tau = 1 GHBM is classical momentum (FedCM with
+alpha = 1 - beta and the step eta / (1 - beta)), and its form on the server is FedAvgM.
+
+In theory's form beta weighs the gradient, elsewhere the momentum. g_t is read off the
+displacements: the mean of (x - y_i) / (eta K_i) is beta g_t + (1 - beta) m. Rounds before the first
+count as zero gradients. The model moves along m+, the new momentum, and not by the mean
+displacement: the proof bounds ||x_t - x_{t-1}|| by the norm of m (57). K is the mean number of
+local steps. With tau = 1 m+ is the mean displacement itself, and the algorithm is FedCM with alpha
+= beta.
 
 References:
   Zaccone, Karimireddy, Masone, Ciccone. Communication-efficient federated learning with generalized
-  heavy-ball momentum. 2024. Algorithms 1 and 2.
+  heavy-ball momentum. 2024. Algorithms 1 to 3, equations 4 and 6, lemmas 4.6 and B.7.
   Ozfatura, Ozfatura, Gunduz. FedADC: accelerated federated learning with drift control. ISIT 2021.
 """
 
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
 from jax.tree_util import Partial
 
-from fedjax_opt.algorithms.fedavg import descend, finish, start
-from fedjax_opt.core import Algorithm, StaticInt, Variables, checks, move, no_client_state, trees
-from fedjax_opt.optimizers.triple import local_form
+from fedjax_opt.algorithms import _inversion as inversion
+from fedjax_opt.algorithms.fedcm import mix
+from fedjax_opt.algorithms.local_training import as_sent, averaged, local_training
+from fedjax_opt.core import Algorithm, StaticInt, Variables, checks, move, move_state, trees
+from fedjax_opt.optimizers import Triple
+
+
+class Ring(NamedTuple):
+    """What was written in the last tau rounds.
+
+    Attributes:
+      past: `[tau, ...]`: what round t wrote is at the place t mod tau, so the oldest is at the place
+        that comes next.
+      count: t.
+      tau: its length, also where nothing is in it (all parameters are private).
+    """
+
+    past: chex.ArrayTree
+    count: jax.Array
+    tau: StaticInt
+
+    @classmethod
+    def empty(cls, tau: StaticInt, like: chex.ArrayTree) -> "Ring":
+        """Zeros, before the first round."""
+        past = jax.tree.map(lambda x: jnp.zeros((int(tau), *x.shape), x.dtype), like)
+        return cls(past, jnp.zeros((), jnp.int32), tau)
+
+    def write(self, tree: chex.ArrayTree) -> "Ring":
+        """With a tree in the place of the oldest one."""
+        place = self.count % int(self.tau)
+        past = jax.tree.map(lambda ring, x: ring.at[place].set(x), self.past, tree)
+        return Ring(past, self.count + 1, self.tau)
+
+    def slope(self, tree: chex.ArrayTree) -> chex.ArrayTree:
+        """(tree - oldest) / tau, and zero for the first tau rounds."""
+        known, place = self.count >= int(self.tau), self.count % int(self.tau)
+
+        def slope(x, ring, tau):
+            return jnp.where(known, (x - ring[place]) / tau, 0)
+
+        return trees.each(slope, tree, self.past, tau=self.tau)
+
+    @property
+    def mean(self) -> chex.ArrayTree:
+        """The mean of the last tau, of which those before the first round are zero."""
+        return jax.tree.map(lambda ring: jnp.mean(ring, axis=0), self.past)
 
 
 class Server(NamedTuple):
-    """The model, the parameters of the last tau rounds, and how many rounds there were.
-
-    Attributes:
-      variables: x_t.
-      past: `[tau, ...]`, a ring: the parameters of round t are written to the place t mod tau, and so
-        x_{t-tau} is found at the place that comes next.
-      count: t.
-    """
+    """The model, and the parameters of the last tau rounds."""
 
     variables: Variables
-    past: Any
-    count: jax.Array
+    ring: Ring
 
     @property
-    def _tau(self) -> int:
-        """The length of the ring; any, where all parameters are private and there is nothing in it."""
-        return next((ring.shape[0] for ring in jax.tree.leaves(self.past)), 1)
+    def momentum(self) -> chex.ArrayTree:
+        """b."""
+        return self.ring.slope(self.variables.params)
 
     @property
-    def momentum(self) -> Any:
-        """(x_t - x_{t-tau}) / tau, and zero for the first tau rounds."""
-        tau = self._tau
-        place = self.count % tau
-
-        def heavy_ball(now, ring):
-            return jnp.where(
-                self.count >= tau, (now - ring[place]) / jnp.asarray(tau, now.dtype), 0
-            )
-
-        return jax.tree.map(heavy_ball, self.variables.params, self.past)
-
-    @property
-    def gradient_estimate(self) -> Any:
+    def gradient_estimate(self) -> chex.ArrayTree:
         """What the momentum says about the gradient, up to a positive factor."""
         return jax.tree.map(jnp.negative, self.momentum)
-
-    def remember(self, variables: Variables) -> "Server":
-        """The state of the next round, in which today's model is one of the past."""
-        place = self.count % self._tau
-        past = jax.tree.map(lambda ring, x: ring.at[place].set(x), self.past, self.variables.params)
-        return Server(variables, past, self.count + 1)
 
 
 class Message(NamedTuple):
     """The model and the momentum b."""
 
     variables: Variables
-    momentum: Any
+    momentum: chex.ArrayTree
+
+
+class Client(NamedTuple):
+    """a_i, and the round in which the client last took part; -1 before it ever did."""
+
+    anchor: chex.ArrayTree
+    last_round: chex.Array
+
+
+class TheoryServer(NamedTuple):
+    """The model, m, the mean gradients of the last tau rounds, and a schedule's count."""
+
+    variables: Variables
+    momentum: chex.ArrayTree
+    ring: Ring
+    optimizer: Any
+
+    @property
+    def gradient_estimate(self) -> chex.ArrayTree:
+        """m, a mean of gradients."""
+        return self.momentum
+
+
+class TheoryMessage(NamedTuple):
+    """The model, m, and a schedule's count."""
+
+    variables: Variables
+    momentum: chex.ArrayTree
+    optimizer: Any
 
 
 def ghbm(
     optimizer: optax.GradientTransformation,
     tau: int,
-    beta: Any = 0.9,
-    server_learning_rate: Any = 1.0,
+    beta: chex.Numeric = 0.9,
+    server_learning_rate: chex.Numeric = 1.0,
     nesterov: bool = False,
 ) -> Algorithm:
     """GHBM: `y <- y - eta g + (beta / (tau K)) (x_t - x_{t-tau})` in every local step.
@@ -104,28 +173,22 @@ def ghbm(
 
       >>> import fedjax_opt as fo
       >>> algorithm = fo.ghbm(fo.optimizers.sgd(0.1), tau=10, beta=0.9)
-
-    Reference:
-      Zaccone et al. Communication-efficient federated learning with generalized heavy-ball momentum.
-      2024.
     """
-    tau = checks.integer("tau", tau, low=1)
-    beta = checks.number("beta", beta, low=0.0)
-    server_learning_rate = checks.number("server_learning_rate", server_learning_rate, low=0.0)
-    optimizer = local_form(optimizer)
-    return Algorithm(
-        init=Partial(init_with_past, StaticInt(tau)),
-        init_client=no_client_state,
+    tau = StaticInt(checks.integer("tau", tau, low=1))
+    beta, eta = _checked(beta, server_learning_rate)
+    plain = local_training(
+        optimizer,
+        init=Partial(_init, tau),
         broadcast=_broadcast,
-        start=Partial(start, optimizer),
-        step=Partial(_nesterov_step if nesterov else _step, optimizer, beta),
-        finish=finish,
-        server_step=Partial(_server_step, server_learning_rate),
+        server_step=Partial(_server_step, eta),
     )
+    return _pushed(plain, Partial(_global_push, beta), nesterov)
 
 
 def fedadc(
-    optimizer: optax.GradientTransformation, beta: Any = 0.9, server_learning_rate: Any = 1.0
+    optimizer: optax.GradientTransformation,
+    beta: chex.Numeric = 0.9,
+    server_learning_rate: chex.Numeric = 1.0,
 ) -> Algorithm:
     """FedADC: GHBM with tau = 1, its momentum applied before the gradient is taken.
 
@@ -147,36 +210,248 @@ def fedadc(
     return ghbm(optimizer, 1, beta, server_learning_rate, nesterov=True)
 
 
-def init_with_past(tau, variables):
-    """The model, and room for the parameters of tau rounds."""
-    past = jax.tree.map(lambda x: jnp.zeros((int(tau), *x.shape), x.dtype), variables.params)
-    return Server(variables, past, jnp.zeros((), jnp.int32))
+def localghbm(
+    optimizer: optax.GradientTransformation,
+    beta: chex.Numeric = 0.9,
+    server_learning_rate: chex.Numeric = 1.0,
+    nesterov: bool = False,
+) -> Algorithm:
+    """LocalGHBM: `y <- y - eta g + (beta C / K) (x - a_i)`, a_i the model received last time.
+
+    Args:
+      optimizer: the clients' optimiser, as for `fedavg`.
+      beta: the weight of the momentum, not negative; 0 is FedAvg.
+      server_learning_rate: eta_s, not negative.
+      nesterov: whether the momentum is applied before the gradient is taken.
+
+    Returns:
+      An `Algorithm` whose clients keep a model, at FedAvg's cost of communication.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> algorithm = fo.localghbm(fo.optimizers.sgd(0.1), beta=0.9)
+    """
+    return _with_anchors(_received, optimizer, beta, server_learning_rate, nesterov)
+
+
+def fedhbm(
+    optimizer: optax.GradientTransformation,
+    beta: chex.Numeric = 1.0,
+    server_learning_rate: chex.Numeric = 1.0,
+    nesterov: bool = False,
+) -> Algorithm:
+    """FedHBM: `y <- y - eta g + (beta C / K) (y - a_i)`, a_i the client's own last model.
+
+    Args:
+      optimizer: the clients' optimiser, as for `fedavg`.
+      beta: the weight of the momentum, not negative; 0 is FedAvg.
+      server_learning_rate: eta_s, not negative.
+      nesterov: whether the momentum is applied before the gradient is taken.
+
+    Returns:
+      An `Algorithm` whose clients keep a model, at FedAvg's cost of communication.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> algorithm = fo.fedhbm(fo.optimizers.sgd(0.1), beta=1.0)
+    """
+    return _with_anchors(_trained, optimizer, beta, server_learning_rate, nesterov)
+
+
+def ghbm_server(
+    optimizer: optax.GradientTransformation,
+    tau: int,
+    beta: chex.Numeric = 0.9,
+    server_learning_rate: chex.Numeric = 1.0,
+) -> Algorithm:
+    """GHBM on the server: `x+ = x + eta_s mean(y - x) + (beta / tau) (x_t - x_{t-tau})`.
+
+    Args:
+      optimizer: the clients' optimiser, as for `fedavg`.
+      tau: over how many rounds the momentum looks back, a Python int.
+      beta: the weight of the momentum, not negative; 0 is FedAvg.
+      server_learning_rate: eta_s, not negative.
+
+    Returns:
+      An `Algorithm` without client state, at FedAvg's cost of communication.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> algorithm = fo.ghbm_server(fo.optimizers.sgd(0.1), tau=10, beta=0.9)
+    """
+    tau = StaticInt(checks.integer("tau", tau, low=1))
+    beta, eta = _checked(beta, server_learning_rate)
+    return local_training(
+        optimizer, init=Partial(_init, tau), server_step=Partial(_pushing_server_step, beta, eta)
+    )
+
+
+def ghbm_theory(
+    optimizer: Triple,
+    tau: int,
+    beta: chex.Numeric = 0.1,
+    server_learning_rate: chex.Numeric = 1.0,
+) -> Algorithm:
+    """GHBM's form in theory: `m+ = (1 - beta) m + beta (mean of the last tau rounds' gradients)`.
+
+    Args:
+      optimizer: `fedjax_opt.optimizers.sgd`, or a chain of preprocessors before it.
+      tau: how many rounds' gradients are averaged, a Python int; 1 / C is the paper's choice.
+      beta: the weight of the gradient, in (0, 1].
+      server_learning_rate: eta_s, not negative; the paper's eta is eta_s eta K.
+
+    Returns:
+      An `Algorithm` without client state that sends m beside the model, and keeps tau gradients on the
+      server.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> algorithm = fo.ghbm_theory(fo.optimizers.sgd(0.1), tau=10, beta=0.1)
+    """
+    optimizer = inversion.check_plain(optimizer, "GHBM's theory form")
+    tau = StaticInt(checks.integer("tau", tau, low=1))
+    beta = checks.number("beta", beta, low=0.0, open_low=True, high=1.0)
+    eta = checks.number("server_learning_rate", server_learning_rate, low=0.0)
+    return local_training(
+        optimizer,
+        init=Partial(_theory_init, optimizer, tau),
+        broadcast=_theory_broadcast,
+        start=as_sent,
+        direction=Partial(_theory_direction, beta),
+        receive=inversion.per_step,
+        server_step=Partial(_theory_server_step, optimizer, beta, eta),
+    )
+
+
+def _checked(beta, server_learning_rate):
+    eta = checks.number("server_learning_rate", server_learning_rate, low=0.0)
+    return checks.number("beta", beta, low=0.0), eta
+
+
+# A push in every local step ----------------------------------------------------------------------
+
+
+def _pushed(algorithm, push, nesterov):
+    """The algorithm with push(local state, context) added to the parameters in every local step."""
+    step = _push_and_step if nesterov else _step_and_push
+    return algorithm._replace(step=Partial(step, algorithm.step, push))
+
+
+def _step_and_push(step, push, local, objective, batch, context):
+    change = push(local, context)
+    local, evaluation = step(local, objective, batch, context)
+    return _moved(local, change), evaluation
+
+
+def _push_and_step(step, push, local, objective, batch, context):
+    return step(_moved(local, push(local, context)), objective, batch, context)
+
+
+def _moved(state, change):
+    return state._replace(variables=_ahead(state.variables, change))
+
+
+def _ahead(variables, change):
+    return variables._replace(params=trees.add(variables.params, change))
+
+
+# GHBM --------------------------------------------------------------------------------------------
+
+
+def _init(tau, variables):
+    return Server(variables, Ring.empty(tau, variables.params))
 
 
 def _broadcast(server):
     return Message(server.variables, server.momentum)
 
 
-def push(variables, factor, direction):
-    """variables + factor * direction, in the parameters alone."""
-    return variables._replace(params=trees.add_scaled(variables.params, factor, direction))
+def _global_push(beta, local, context):
+    return trees.scale(beta * trees.reciprocal(context.num_steps), context.message.momentum)
 
 
-def _step(optimizer, beta, local, objective, batch, context):
-    gradient, evaluation = objective.gradient(local.variables, batch)
-    moved = descend(optimizer, local, gradient, evaluation)
-    share = beta * trees.reciprocal(context.num_steps)
-    pushed = push(moved.variables, share, context.message.momentum)
-    return moved._replace(variables=pushed), evaluation
+def _server_step(eta, server, mean, situation):
+    x = move(server.variables, mean, eta)
+    return Server(x, server.ring.write(server.variables.params))
 
 
-def _nesterov_step(optimizer, beta, local, objective, batch, context):
-    share = beta * trees.reciprocal(context.num_steps)
-    local = local._replace(variables=push(local.variables, share, context.message.momentum))
-    gradient, evaluation = objective.gradient(local.variables, batch)
-    return descend(optimizer, local, gradient, evaluation), evaluation
+def _pushing_server_step(beta, eta, server, mean, situation):
+    x = _ahead(move(server.variables, mean, eta), trees.scale(beta, server.momentum))
+    return Server(x, server.ring.write(server.variables.params))
 
 
-def _server_step(server_learning_rate, server, aggregate, situation):
-    del situation
-    return server.remember(move(server.variables, aggregate, server_learning_rate))
+# LocalGHBM and FedHBM ----------------------------------------------------------------------------
+
+
+def _with_anchors(model_of, optimizer, beta, server_learning_rate, nesterov):
+    beta, eta = _checked(beta, server_learning_rate)
+    model_of = Partial(model_of)
+    plain = local_training(
+        optimizer,
+        init_client=_init_client,
+        upload=Partial(_upload, model_of),
+        server_step=Partial(averaged, eta),
+    )
+    return _pushed(plain, Partial(_anchored_push, beta, model_of), nesterov)
+
+
+def _received(local, context):
+    """The model of which LocalGHBM speaks."""
+    return context.message.variables.params
+
+
+def _trained(local, context):
+    """The model of which FedHBM speaks: the local one, as it is now."""
+    return local.variables.params
+
+
+def _init_client(variables):
+    return Client(trees.zeros_like(variables.params), jnp.full((), -1, jnp.int32))
+
+
+def _anchored_push(beta, model_of, local, context):
+    away = trees.subtract(model_of(local, context), context.client.anchor)
+    share = beta * context.participation * trees.reciprocal(context.num_steps)
+    return trees.scale(jnp.where(context.client.last_round >= 0, share, 0), away)
+
+
+def _upload(model_of, delta, local, context):
+    return delta, Client(model_of(local, context), context.round)
+
+
+# The form in theory ------------------------------------------------------------------------------
+
+
+def _theory_init(optimizer, tau, variables):
+    params = variables.params
+    count = inversion.init_plain(optimizer, params)
+    return TheoryServer(variables, trees.zeros_like(params), Ring.empty(tau, params), count)
+
+
+def _theory_broadcast(server):
+    return TheoryMessage(server.variables, server.momentum, server.optimizer)
+
+
+def _theory_direction(beta, gradient, local, context):
+    return mix(beta, gradient, context.message.momentum)
+
+
+def _theory_server_step(optimizer, beta, eta, server, mean, situation):
+    used = inversion.mean_gradient(optimizer, server.optimizer, mean.delta_per_step)
+    gradient = trees.each(lambda u, m, b: (u - (1 - b) * m) / b, used, server.momentum, b=beta)
+    ring = server.ring.write(gradient)
+    m = mix(beta, ring.mean, server.momentum)
+    change = _displacement(optimizer, server.optimizer, m, situation.num_steps)
+    x = Variables(
+        trees.add_scaled(server.variables.params, eta, change),
+        move_state(server.variables.state, mean.delta.state),
+    )
+    count = optimizer.track(m, server.optimizer, server.variables.params)
+    return TheoryServer(x, m, ring, count)
+
+
+def _displacement(optimizer, stats, gradient, num_steps):
+    """-eta K g: how far K steps along g lead."""
+    one = jax.tree.map(jnp.ones_like, gradient)
+    per_eta = optimizer.inverse(one, trees.zeros_like(gradient), stats, 1)
+    return trees.each(lambda g, r, k: -k * g / r, gradient, per_eta, k=num_steps)

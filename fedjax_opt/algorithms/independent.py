@@ -13,7 +13,7 @@ from typing import Any
 import optax
 from jax.tree_util import Partial
 
-from fedjax_opt.algorithms.fedavg import Local, ModelState, step
+from fedjax_opt.algorithms.local_training import Local, local_training
 from fedjax_opt.core import Algorithm
 from fedjax_opt.optimizers.triple import local_form
 
@@ -46,16 +46,14 @@ def independent(optimizer: optax.GradientTransformation) -> Algorithm:
       alone are one of the baselines.
     """
     optimizer = local_form(optimizer)
-    return Algorithm(
-        init=ModelState,
+    alone = local_training(
+        optimizer,
         init_client=Partial(_init_client, optimizer),
         broadcast=_broadcast,
         start=_start,
-        step=Partial(step, optimizer),
-        finish=_finish,
         server_step=_server_step,
-        personal=_personal,
     )
+    return alone._replace(finish=_finish, personal=_personal)
 
 
 def _init_client(optimizer, variables):
@@ -63,25 +61,20 @@ def _init_client(optimizer, variables):
 
 
 def _broadcast(server: Any) -> tuple:
-    del server
     return ()
 
 
 def _start(message, client):
-    del message
     return client
 
 
 def _finish(local, context):
-    del context
     return (), local
 
 
-def _server_step(server, aggregate, situation):
-    del aggregate, situation
+def _server_step(server, mean, situation):
     return server
 
 
 def _personal(server, client):
-    del server
     return client.variables

@@ -15,20 +15,12 @@ References:
 
 from typing import Any, NamedTuple
 
+import chex
 import optax
 from jax.tree_util import Partial
 
-from fedjax_opt.algorithms.fedavg import Local, same_message, step
-from fedjax_opt.core import (
-    Algorithm,
-    Variables,
-    checks,
-    difference,
-    move,
-    move_state,
-    no_client_state,
-    state_difference,
-)
+from fedjax_opt.algorithms.local_training import all_of_it, as_sent, local_training
+from fedjax_opt.core import Algorithm, Variables, checks, move, move_state, state_difference
 from fedjax_opt.optimizers.triple import local_form
 
 
@@ -39,7 +31,9 @@ class Server(NamedTuple):
     optimizer: Any
 
 
-def mfl(optimizer: optax.GradientTransformation, server_learning_rate: Any = 1.0) -> Algorithm:
+def mfl(
+    optimizer: optax.GradientTransformation, server_learning_rate: chex.Numeric = 1.0
+) -> Algorithm:
     """MFL: the optimiser's statistics travel and are averaged as the model is.
 
     Args:
@@ -54,45 +48,30 @@ def mfl(optimizer: optax.GradientTransformation, server_learning_rate: Any = 1.0
 
       >>> import fedjax_opt as fo
       >>> algorithm = fo.mfl(fo.optimizers.adam(1e-2))
-
-    Reference:
-      Liu et al. Accelerating federated learning via momentum gradient descent. IEEE TPDS 2020.
     """
-    server_learning_rate = checks.number("server_learning_rate", server_learning_rate, low=0.0)
+    eta = checks.number("server_learning_rate", server_learning_rate, low=0.0)
     optimizer = local_form(optimizer)
-    return Algorithm(
+    return local_training(
+        optimizer,
         init=Partial(init_with_statistics, optimizer),
-        init_client=no_client_state,
-        broadcast=same_message,
-        start=start_with_statistics,
-        step=Partial(step, optimizer),
-        finish=_finish,
-        server_step=Partial(_server_step, server_learning_rate),
+        broadcast=all_of_it,
+        start=as_sent,
+        upload=_upload,
+        server_step=Partial(_server_step, eta),
     )
 
 
-def init_with_statistics(optimizer, variables):
+def init_with_statistics(optimizer: optax.GradientTransformation, variables: Variables) -> Server:
     """The model and the optimiser's initial statistics."""
     return Server(variables, optimizer.init(variables.params))
 
 
-def start_with_statistics(message, client):
-    """y = x, with the server's statistics."""
-    del client
-    return Local(message.variables, message.optimizer)
+def _upload(delta, local, context):
+    return Server(delta, state_difference(local.optimizer, context.message.optimizer)), ()
 
 
-def _finish(local, context):
-    message = context.message
+def _server_step(eta, server, mean, situation):
     return Server(
-        difference(local.variables, message.variables),
-        state_difference(local.optimizer, message.optimizer),
-    ), ()
-
-
-def _server_step(server_learning_rate, server, aggregate, situation):
-    del situation
-    return Server(
-        move(server.variables, aggregate.variables, server_learning_rate),
-        move_state(server.optimizer, aggregate.optimizer),
+        move(server.variables, mean.variables, eta),
+        move_state(server.optimizer, mean.optimizer),
     )

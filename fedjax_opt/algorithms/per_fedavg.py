@@ -24,29 +24,15 @@ Reference:
 
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
 from jax.tree_util import Partial
 
-from fedjax_opt.algorithms.fedavg import (
-    ModelState,
-    descend,
-    finish,
-    same_message,
-    server_step,
-    start,
-)
-from fedjax_opt.core import (
-    Algorithm,
-    Evaluation,
-    Objective,
-    StaticInt,
-    Variables,
-    checks,
-    no_client_state,
-    trees,
-)
+from fedjax_opt.algorithms.fedavg import fedavg
+from fedjax_opt.algorithms.local_training import descend
+from fedjax_opt.core import Algorithm, Evaluation, Objective, StaticInt, Variables, checks, trees
 from fedjax_opt.optimizers.triple import local_form
 
 FORMS = ("first_order", "hessian_free", "exact")
@@ -54,10 +40,10 @@ FORMS = ("first_order", "hessian_free", "exact")
 
 def per_fedavg(
     optimizer: optax.GradientTransformation,
-    adaptation_rate: Any,
+    adaptation_rate: chex.Numeric,
     hessian: str = "first_order",
-    server_learning_rate: Any = 1.0,
-    difference_step: Any = 1e-2,
+    server_learning_rate: chex.Numeric = 1.0,
+    difference_step: chex.Numeric = 1e-2,
 ) -> Algorithm:
     """Per-FedAvg: `y <- y - eta (I - alpha H(y)) g(y - alpha g(y))` in every local step.
 
@@ -92,31 +78,18 @@ def per_fedavg(
       ... )
       >>> fo.evaluate_clients(model, adapted, data)["loss"].shape
       (4,)
-
-    Reference:
-      Fallah, Mokhtari, Ozdaglar. Personalized federated learning with theoretical guarantees: a
-      model-agnostic meta-learning approach. NeurIPS 2020.
     """
     alpha = checks.number("adaptation_rate", adaptation_rate, low=0.0)
     checks.choice("hessian", hessian, FORMS)
-    server_learning_rate = checks.number("server_learning_rate", server_learning_rate, low=0.0)
     difference_step = checks.number("difference_step", difference_step, low=0.0, open_low=True)
-    optimizer = local_form(optimizer)
     curvature = {
         "first_order": None,
         "hessian_free": Partial(_central_difference, difference_step),
         "exact": Partial(_hessian_vector_product),
     }[hessian]
     num_parts = StaticInt(2 if curvature is None else 3)
-    return Algorithm(
-        init=ModelState,
-        init_client=no_client_state,
-        broadcast=same_message,
-        start=Partial(start, optimizer),
-        step=Partial(_step, optimizer, alpha, num_parts, curvature),
-        finish=finish,
-        server_step=Partial(server_step, server_learning_rate),
-    )
+    step = Partial(_step, local_form(optimizer), alpha, num_parts, curvature)
+    return fedavg(optimizer, server_learning_rate)._replace(step=step)
 
 
 class _Part(NamedTuple):
@@ -130,7 +103,6 @@ class _Part(NamedTuple):
 
 
 def _step(optimizer, alpha, num_parts, curvature, local, objective, batch, context):
-    del context
     first, second, *third = _parts(objective, batch, int(num_parts))
     here = local.variables
     gradient, evaluation = first.gradient(here)

@@ -23,14 +23,15 @@ Reference:
 
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
 from jax.tree_util import Partial
 
-from fedjax_opt.algorithms.fedavg import Local as Theta
-from fedjax_opt.algorithms.fedavg import ModelState, descend, same_message, server_step
-from fedjax_opt.core import Algorithm, Evaluation, StaticInt, Variables, checks, difference, trees
+from fedjax_opt.algorithms.local_training import Local as Theta
+from fedjax_opt.algorithms.local_training import averaged, descend, local_training
+from fedjax_opt.core import Algorithm, Evaluation, StaticInt, Variables, checks, trees
 from fedjax_opt.optimizers.triple import local_form
 
 
@@ -38,23 +39,23 @@ class Client(NamedTuple):
     """The personal model, and the round in which the client last took part; -1 before it ever did."""
 
     personal: Variables
-    last_round: jax.Array
+    last_round: chex.Array
 
 
 class Local(NamedTuple):
     """y with the statistics of theta, the parameters theta, and the state of theta's optimiser."""
 
     variables: Variables
-    theta: Any
+    theta: chex.ArrayTree
     optimizer: Any
 
 
 def pfedme(
     optimizer: optax.GradientTransformation,
-    regularisation: Any,
-    learning_rate: Any,
+    regularisation: chex.Numeric,
+    learning_rate: chex.Numeric,
     inner_steps: int,
-    server_learning_rate: Any = 1.0,
+    server_learning_rate: chex.Numeric = 1.0,
 ) -> Algorithm:
     """The pFedMe algorithm: `y <- y - eta lambda (y - theta)`, theta near the prox point of y.
 
@@ -80,25 +81,21 @@ def pfedme(
       >>> state = fo.first_state(algorithm, {"w": jnp.ones(3)}, num_clients=4)
       >>> fo.personal_variables(algorithm, state)(2).params["w"].tolist()
       [1.0, 1.0, 1.0]
-
-    Reference:
-      T. Dinh, Tran, Nguyen. Personalized federated learning with Moreau envelopes. NeurIPS 2020.
     """
     lam = checks.number("regularisation", regularisation, low=0.0)
     eta = checks.number("learning_rate", learning_rate, low=0.0)
     inner_steps = StaticInt(checks.integer("inner_steps", inner_steps, low=1))
     server_learning_rate = checks.number("server_learning_rate", server_learning_rate, low=0.0)
     optimizer = local_form(optimizer)
-    return Algorithm(
-        init=ModelState,
+    form = local_training(
+        optimizer,
         init_client=_init_client,
-        broadcast=same_message,
         start=Partial(_start, optimizer),
-        step=Partial(_step, optimizer, lam, eta, inner_steps),
-        finish=_finish,
-        server_step=Partial(server_step, server_learning_rate),
-        personal=_personal,
+        upload=_upload,
+        server_step=Partial(averaged, server_learning_rate),
     )
+    step = Partial(_step, optimizer, lam, eta, inner_steps)
+    return form._replace(step=step, personal=_personal)
 
 
 def _init_client(variables):
@@ -106,13 +103,11 @@ def _init_client(variables):
 
 
 def _start(optimizer, message, client):
-    del client
     variables = message.variables
     return Local(variables, variables.params, optimizer.init(variables.params))
 
 
 def _step(optimizer, lam, eta, inner_steps, local, objective, batch, context):
-    del context
     y, state = local.variables
 
     def inner_step(theta, _):
@@ -133,9 +128,8 @@ def _step(optimizer, lam, eta, inner_steps, local, objective, batch, context):
     return Local(Variables(y, state), params, optimizer_state), evaluation
 
 
-def _finish(local, context):
+def _upload(delta, local, context):
     personal = Variables(local.theta, local.variables.state)
-    delta = difference(local.variables, context.message.variables)
     return delta, Client(personal, context.round)
 
 

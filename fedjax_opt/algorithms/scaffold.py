@@ -7,23 +7,24 @@
     server   x+ = x + eta_s sum_i w_i (y_i - x)
              c+ = c + C mean over the cohort of (c_i+ - c_i),  C = |S| / N
 
-For plain SGD option II is c_i - c + (x - y) / (K eta), as the paper prints it, and needs no sum of
-gradients; for any other local optimiser the mean is taken step by step. The mean for c is uniform,
-whatever the weights: c stays the average of all c_i.
+For plain SGD option II is c_i - c + (x - y) / (K eta), as the paper prints it; for any other local
+optimiser g - c_i + c is summed step by step. The mean for c is uniform, whatever the weights: c stays
+the average of all c_i.
 
 Reference:
   Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. SCAFFOLD: stochastic controlled averaging for
   federated learning. ICML 2020. Algorithm 1.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import chex
 import optax
 from jax.tree_util import Partial
 
 from fedjax_opt.algorithms import _inversion as inversion
-from fedjax_opt.algorithms.fedavg import descend, same_message
-from fedjax_opt.core import Algorithm, Kept, Uniform, Variables, checks, difference, move, trees
+from fedjax_opt.algorithms.local_training import all_of_it, fresh, local_training
+from fedjax_opt.core import Algorithm, Kept, Uniform, Variables, checks, move, trees
 from fedjax_opt.optimizers.triple import local_form
 
 
@@ -31,10 +32,10 @@ class Server(NamedTuple):
     """The model and c, the average of all clients' control variates."""
 
     variables: Variables
-    control: Any
+    control: chex.ArrayTree
 
     @property
-    def gradient_estimate(self) -> Any:
+    def gradient_estimate(self) -> chex.ArrayTree:
         """c, a mean of gradients."""
         return self.control
 
@@ -42,15 +43,7 @@ class Server(NamedTuple):
 class Client(NamedTuple):
     """c_i, zero until the client first takes part."""
 
-    control: Any
-
-
-class Local(NamedTuple):
-    """The local model, its optimiser, and the mean local gradient so far (None if it is not needed)."""
-
-    variables: Variables
-    optimizer: Any
-    mean_gradient: Any
+    control: chex.ArrayTree
 
 
 class Upload(NamedTuple):
@@ -61,7 +54,9 @@ class Upload(NamedTuple):
 
 
 def scaffold(
-    optimizer: optax.GradientTransformation, option: int = 2, server_learning_rate: Any = 1.0
+    optimizer: optax.GradientTransformation,
+    option: int = 2,
+    server_learning_rate: chex.Numeric = 1.0,
 ) -> Algorithm:
     """SCAFFOLD: local gradients corrected by `c - c_i`.
 
@@ -78,26 +73,25 @@ def scaffold(
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.scaffold(fo.optimizers.sgd(0.1), option=2)
-
-    Reference:
-      Karimireddy et al. SCAFFOLD: stochastic controlled averaging for federated learning. 2020.
     """
     if option not in (1, 2):
         raise ValueError(f"option must be 1 or 2, got {option!r}.")
-    server_learning_rate = checks.number("server_learning_rate", server_learning_rate, low=0.0)
-    by_displacement = option == 2 and inversion.is_sgd(optimizer)
-    finish_here = Partial(_finish_by_displacement, optimizer) if by_displacement else finish
-    accumulates = option == 2 and not by_displacement
-    optimizer = local_form(optimizer)
-    return Algorithm(
+    eta = checks.number("server_learning_rate", server_learning_rate, low=0.0)
+    tx = local_form(optimizer)
+    start, probe, upload = Partial(fresh, tx), _full_gradient, Partial(_upload_full)
+    if option == 2:
+        tx, start, mean_direction = inversion.with_mean(optimizer, tx, start)
+        probe, upload = None, Partial(_upload_mean, mean_direction)
+    return local_training(
+        tx,
         init=_init,
         init_client=init_client,
-        broadcast=same_message,
-        probe=_full_gradient if option == 1 else None,
-        start=Partial(_start_with_mean if accumulates else _start, optimizer),
-        step=Partial(_step, optimizer),
-        finish=finish_here,
-        server_step=Partial(_server_step, server_learning_rate),
+        broadcast=all_of_it,
+        probe=probe,
+        start=start,
+        direction=_direction,
+        upload=upload,
+        server_step=Partial(_server_step, eta),
     )
 
 
@@ -105,56 +99,33 @@ def _init(variables):
     return Server(variables, trees.zeros_like(variables.params))
 
 
-def init_client(variables):
+def init_client(variables: Variables) -> Client:
     """c_i = 0."""
     return Client(trees.zeros_like(variables.params))
 
 
 def _full_gradient(message, client, probe_data):
-    del client
     # Nobody else needs it: it goes up once, in the change of c_i.
     return Kept(shared=(), own=probe_data.full_gradient(message.variables))
 
 
-def _start(optimizer, message, client):
-    del client
-    variables = message.variables
-    return Local(variables, optimizer.init(variables.params), None)
+def correction(context):
+    """c - c_i."""
+    return trees.subtract(context.message.control, context.client.control)
 
 
-def _start_with_mean(optimizer, message, client):
-    local = _start(optimizer, message, client)
-    return local._replace(mean_gradient=trees.zeros_like(message.variables.params))
+def _direction(gradient, local, context):
+    return trees.add(gradient, correction(context))
 
 
-def _step(optimizer, local, objective, batch, context):
-    gradient, evaluation = objective.gradient(local.variables, batch)
-    if local.mean_gradient is not None:
-        local = add_to_mean(local, gradient, context)
-    correction = trees.subtract(context.message.control, context.client.control)
-    return descend(optimizer, local, trees.add(gradient, correction), evaluation), evaluation
+def _upload_full(delta, local, context):
+    return upload_control(delta, context.own_report.own, context)
 
 
-def add_to_mean(local, gradient, context):
-    """The local state with one more of K gradients in its mean."""
-    share = trees.reciprocal(context.num_steps)
-    return local._replace(mean_gradient=trees.add_scaled(local.mean_gradient, share, gradient))
-
-
-def finish(local, context):
-    """Uploads y - x and the change of c_i, which is the full or the mean local gradient."""
-    control = context.own_report.own if local.mean_gradient is None else local.mean_gradient
-    delta = difference(local.variables, context.message.variables)
-    return upload_control(delta, control, context)
-
-
-def _finish_by_displacement(optimizer, local, context):
-    """The same for plain SGD: the mean of g - c_i + c is (x - y) / (eta K)."""
-    delta = difference(local.variables, context.message.variables)
-    per_step = inversion.per_step(delta, context.num_steps).delta_per_step
-    used = inversion.mean_gradient(optimizer, local.optimizer, per_step)
-    correction = trees.subtract(context.message.control, context.client.control)
-    return upload_control(delta, trees.subtract(used, correction), context)
+def _upload_mean(mean_direction, delta, local, context):
+    # All steps have the same correction, so without it their mean is that of the gradients.
+    gradient = trees.subtract(mean_direction(delta, local, context), correction(context))
+    return upload_control(delta, gradient, context)
 
 
 def upload_control(delta, control, context):
@@ -163,8 +134,8 @@ def upload_control(delta, control, context):
     return Upload(delta, Uniform(change)), Client(control)
 
 
-def _server_step(server_learning_rate, server, aggregate, situation):
+def _server_step(eta, server, mean, situation):
     return Server(
-        move(server.variables, aggregate.delta, server_learning_rate),
-        trees.add_scaled(server.control, situation.participation, aggregate.control_change),
+        move(server.variables, mean.delta, eta),
+        trees.add_scaled(server.control, situation.participation, mean.control_change),
     )

@@ -15,13 +15,14 @@ Reference:
 
 from typing import Any, NamedTuple
 
+import chex
 from jax.tree_util import Partial
 
 from fedjax_opt.algorithms import _inversion as inversion
-from fedjax_opt.algorithms.fedavg import descend, same_message
 from fedjax_opt.algorithms.fedcm import mix
-from fedjax_opt.algorithms.scaffold import Local, add_to_mean, finish, init_client, upload_control
-from fedjax_opt.core import Algorithm, Uniform, Variables, checks, difference, move, trees
+from fedjax_opt.algorithms.local_training import all_of_it, as_sent, local_training
+from fedjax_opt.algorithms.scaffold import correction, init_client, upload_control
+from fedjax_opt.core import Algorithm, Uniform, Variables, checks, move, trees
 from fedjax_opt.optimizers import Triple
 
 
@@ -29,12 +30,12 @@ class Server(NamedTuple):
     """The model, c (the mean of all c_i), the direction d, and a schedule's count."""
 
     variables: Variables
-    control: Any
-    direction: Any
+    control: chex.ArrayTree
+    direction: chex.ArrayTree
     optimizer: Any
 
     @property
-    def gradient_estimate(self) -> Any:
+    def gradient_estimate(self) -> chex.ArrayTree:
         """d, a mean of gradients."""
         return self.direction
 
@@ -43,11 +44,13 @@ class Contribution(NamedTuple):
     """What the server averages: y - x, that divided by the client's own K, the change of c_i."""
 
     delta: Variables
-    delta_per_step: Any
+    delta_per_step: chex.ArrayTree
     control_change: Uniform
 
 
-def scaffold_m(optimizer: Triple, beta: Any = 0.1, server_learning_rate: Any = 1.0) -> Algorithm:
+def scaffold_m(
+    optimizer: Triple, beta: chex.Numeric = 0.1, server_learning_rate: chex.Numeric = 1.0
+) -> Algorithm:
     """SCAFFOLD-M: `beta (g - c_i + c) + (1 - beta) d` in every local step.
 
     Args:
@@ -61,23 +64,21 @@ def scaffold_m(optimizer: Triple, beta: Any = 0.1, server_learning_rate: Any = 1
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.scaffold_m(fo.optimizers.sgd(0.1), beta=0.1)
-
-    Reference:
-      Cheng, Huang, Wu, Yuan. Momentum benefits non-IID federated learning simply and provably. 2024.
     """
     optimizer = inversion.check_plain(optimizer, "SCAFFOLD-M")
     beta = checks.number("beta", beta, low=0.0, open_low=True, high=1.0)
-    server_learning_rate = checks.number("server_learning_rate", server_learning_rate, low=0.0)
-    by_displacement = inversion.is_sgd(optimizer)
-    return Algorithm(
+    eta = checks.number("server_learning_rate", server_learning_rate, low=0.0)
+    tx, start, mean_direction = inversion.with_mean(optimizer, optimizer, as_sent)
+    return local_training(
+        tx,
         init=Partial(_init, optimizer),
         init_client=init_client,
-        broadcast=same_message,
-        start=_start if by_displacement else _start_with_mean,
-        step=Partial(_step, optimizer, beta),
-        finish=Partial(_finish_by_displacement, optimizer, beta) if by_displacement else finish,
-        server_step=Partial(_server_step, optimizer, server_learning_rate),
+        broadcast=all_of_it,
+        start=start,
+        direction=Partial(_direction, beta),
+        upload=Partial(_upload, mean_direction, beta),
         receive=_receive,
+        server_step=Partial(_server_step, optimizer, eta),
     )
 
 
@@ -86,48 +87,29 @@ def _init(optimizer, variables):
     return Server(variables, zero, zero, inversion.init_plain(optimizer, variables.params))
 
 
-def _start(message, client):
-    del client
-    return Local(message.variables, message.optimizer, None)
-
-
-def _start_with_mean(message, client):
-    local = _start(message, client)
-    return local._replace(mean_gradient=trees.zeros_like(message.variables.params))
-
-
-def _step(optimizer, beta, local, objective, batch, context):
-    gradient, evaluation = objective.gradient(local.variables, batch)
-    if local.mean_gradient is not None:
-        local = add_to_mean(local, gradient, context)
+def _direction(beta, gradient, local, context):
     # What is the same in all steps stands together, so that the compiler takes it out of the loop.
-    correction = trees.subtract(context.message.control, context.client.control)
-    constant = mix(beta, correction, context.message.direction)
-    mixed = trees.add_scaled(constant, beta, gradient)
-    return descend(optimizer, local, mixed, evaluation), evaluation
+    constant = mix(beta, correction(context), context.message.direction)
+    return trees.add_scaled(constant, beta, gradient)
 
 
-def _finish_by_displacement(optimizer, beta, local, context):
-    """For plain SGD (x - y) / (eta K) is the mean of beta (g - c_i + c) + (1 - beta) d."""
-    message = context.message
-    delta = difference(local.variables, message.variables)
-    per_step = inversion.per_step(delta, context.num_steps).delta_per_step
-    used = inversion.mean_gradient(optimizer, local.optimizer, per_step)
-    corrected = trees.scale(1 / beta, trees.add_scaled(used, beta - 1, message.direction))
-    correction = trees.subtract(message.control, context.client.control)
-    return upload_control(delta, trees.subtract(corrected, correction), context)
+def _upload(mean_direction, beta, delta, local, context):
+    # The mean of beta (g - c_i + c) + (1 - beta) d, solved for that of g.
+    used, d = mean_direction(delta, local, context), context.message.direction
+    corrected = trees.each(lambda u, d, b: (u - (1 - b) * d) / b, used, d, b=beta)
+    return upload_control(delta, trees.subtract(corrected, correction(context)), context)
 
 
 def _receive(upload, num_steps):
-    divided = inversion.per_step(upload.delta, num_steps)
-    return Contribution(upload.delta, divided.delta_per_step, upload.control_change)
+    per_step = inversion.per_step(upload.delta, num_steps).delta_per_step
+    return Contribution(upload.delta, per_step, upload.control_change)
 
 
-def _server_step(optimizer, server_learning_rate, server, aggregate, situation):
-    direction = inversion.mean_gradient(optimizer, server.optimizer, aggregate.delta_per_step)
+def _server_step(optimizer, eta, server, mean, situation):
+    d = inversion.mean_gradient(optimizer, server.optimizer, mean.delta_per_step)
     return Server(
-        move(server.variables, aggregate.delta, server_learning_rate),
-        trees.add_scaled(server.control, situation.participation, aggregate.control_change),
-        direction,
-        optimizer.track(direction, server.optimizer, server.variables.params),
+        move(server.variables, mean.delta, eta),
+        trees.add_scaled(server.control, situation.participation, mean.control_change),
+        d,
+        optimizer.track(d, server.optimizer, server.variables.params),
     )

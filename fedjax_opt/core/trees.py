@@ -28,6 +28,16 @@ def add_scaled(left: Any, factor: Any, right: Any) -> Any:
     return _map(lambda a, b: a + jnp.asarray(factor, a.dtype) * b.astype(a.dtype), left, right)
 
 
+def each(function: Any, first: Any, /, *others: Any, **scalars: Any) -> Any:
+    """`function` of corresponding leaves and of scalars, all in the dtype of the first tree's leaf."""
+
+    def one(leaf, *rest):
+        rest = (jnp.asarray(x, leaf.dtype) for x in rest)
+        return function(leaf, *rest, **{k: jnp.asarray(s, leaf.dtype) for k, s in scalars.items()})
+
+    return _map(one, first, *others)
+
+
 def _map(function: Any, *trees: Any) -> Any:
     """`function` of all leaves; refuses what is coded: its number of bytes is a leaf, too."""
 

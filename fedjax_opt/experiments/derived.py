@@ -16,9 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, NoneType
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
+import chex
+import optax
+
 NUMBER, WHOLE, BOOL = "a number", "a whole number", "true or false"
 WORD, WORDS, PART = "a word", "a word or a list of words", "a part"
-_KINDS = {Any: NUMBER, float: NUMBER, int: WHOLE, bool: BOOL, str: WORD}
+_KINDS = {
+    **dict.fromkeys((Any, float, chex.Numeric, optax.ScalarOrSchedule), NUMBER),
+    **{int: WHOLE, bool: BOOL, str: WORD},
+}
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -141,7 +147,7 @@ def derive(
         build=functools.partial(_build, constructor, parts, tuple(given)),
         parameters=dict(found),
         help=(inspect.getdoc(constructor) or "").partition("\n")[0],
-        paper=" ".join(_section(constructor, "Reference").split()),
+        paper=_paper(constructor),
     )
 
 
@@ -187,6 +193,13 @@ def _kind(key: str, annotation: Any) -> str:
     if annotation not in _KINDS:
         raise ValueError(f"A spec cannot say {key}, a {annotation}: name it in parts or choices.")
     return _KINDS[annotation]
+
+
+def _paper(constructor) -> str:
+    """What its docstring cites, or the head of its file."""
+    sources = constructor, inspect.getmodule(constructor)
+    cited = (" ".join(_section(source, "References?").split()) for source in sources)
+    return next(filter(None, cited), "")
 
 
 def _section(function, title: str) -> str:

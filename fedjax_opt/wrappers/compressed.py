@@ -32,6 +32,7 @@ from fedjax_opt.compression.codec import Codec, compress, decompress, size_in_by
 from fedjax_opt.compression.layout import layout
 from fedjax_opt.core import Algorithm, Coded, Uniform, Variables, trees
 from fedjax_opt.core.messages import upload_shape
+from fedjax_opt.wrappers.nested import nested
 
 
 class Server(NamedTuple):
@@ -76,10 +77,6 @@ def compressed(
       >>> algorithm = fo.compressed(
       ...     fo.fedgbo(fo.optimizers.sgdm(0.1)), upload=fo.compression.ce_fedavg(sparsity=0.9)
       ... )
-
-    Reference:
-      Mills, Hu, Min. Communication-efficient federated learning for wireless edge intelligence in IoT.
-      2020.
     """
     _check(upload, download, error_feedback)
     if upload is not None:
@@ -128,18 +125,9 @@ def coded(codec: Codec, tree: Any, key: jax.Array) -> Coded:
 
 def _with_coded_uploads(algorithm, codec, error_feedback):
     if not error_feedback:
-        return algorithm._replace(
-            finish=Partial(_finish, algorithm.finish, codec),
-        )
-    probe, personal = algorithm.probe, algorithm.personal
-    return algorithm._replace(
-        init_client=Partial(_init_client, algorithm, codec),
-        probe=None if probe is None else Partial(_probe_with_memory, probe),
-        start=Partial(_start_with_memory, algorithm.start),
-        step=Partial(_step_with_memory, algorithm.step),
-        finish=Partial(_finish_with_memory, algorithm.finish, codec),
-        personal=None if personal is None else Partial(_personal_with_memory, personal),
-    )
+        return algorithm._replace(finish=Partial(_finish, algorithm.finish, codec))
+    remembering = nested(algorithm, client=Partial(_with_memory, algorithm, codec))
+    return remembering._replace(finish=Partial(_finish_with_memory, remembering.finish, codec))
 
 
 def _finish(finish, codec, local, context):
@@ -147,13 +135,11 @@ def _finish(finish, codec, local, context):
     return coded(codec, upload, context.key), client
 
 
-def _init_client(algorithm, codec, variables):
+def _with_memory(algorithm, codec, inner, variables):
     upload = upload_shape(algorithm, variables)
     if codec.sparsifiers:
         _refuse_sums_of_both(algorithm, upload)
-    return Client(
-        algorithm.init_client(variables), _remembered_leaves(codec, trees.zeros_like(upload))
-    )
+    return Client(inner, _remembered_leaves(codec, trees.zeros_like(upload)))
 
 
 def _refuse_sums_of_both(algorithm, upload):
@@ -214,22 +200,9 @@ def _remembered_leaves(codec, tree):
     return tuple(leaf for leaf, mark in zip(jax.tree.leaves(tree), marks, strict=True) if mark)
 
 
-def _probe_with_memory(probe, message, client, probe_data):
-    return probe(message, client.inner, probe_data)
-
-
-def _start_with_memory(start, message, client):
-    return start(message, client.inner)
-
-
-def _step_with_memory(step, local, objective, batch, context):
-    return step(local, objective, batch, context._replace(client=context.client.inner))
-
-
 def _finish_with_memory(finish, codec, local, context):
-    memory = context.client
-    upload, client = finish(local, context._replace(client=memory.inner))
-    errors = iter(memory.error)
+    upload, client = finish(local, context)
+    errors = iter(client.error)
     leaves = zip(jax.tree.leaves(upload), _remembered(codec, upload), strict=True)
     wanted = jax.tree.unflatten(
         jax.tree.structure(upload),
@@ -237,57 +210,23 @@ def _finish_with_memory(finish, codec, local, context):
     )
     sent = coded(codec, wanted, context.key)
     left = trees.subtract(_remembered_leaves(codec, wanted), _remembered_leaves(codec, sent.inner))
-    return sent, Client(client, left)
-
-
-def _personal_with_memory(personal, server, client):
-    return personal(server, client.inner)
+    return sent, client._replace(error=left)
 
 
 def _with_coded_downloads(algorithm, codec):
-    probe, personal = algorithm.probe, algorithm.personal
-    return algorithm._replace(
-        init=Partial(_init_server, algorithm.init),
-        broadcast=Partial(_broadcast, algorithm.broadcast, codec),
-        probe=None if probe is None else Partial(_probe_read, probe),
-        start=Partial(_start_read, algorithm.start),
-        step=Partial(_step_read, algorithm.step),
-        finish=Partial(_finish_read, algorithm.finish),
-        server_step=Partial(_server_step, algorithm.server_step),
-        personal=None if personal is None else Partial(_personal_read, personal),
-    )
+    read = nested(algorithm, server=_with_seed, message=Partial(_coded_message, codec))
+    return read._replace(server_step=Partial(_server_step, read.server_step))
 
 
-def _init_server(init, variables):
-    return Server(init(variables), jnp.zeros(2, jnp.uint32))
+def _with_seed(inner, variables):
+    return Server(inner, jnp.zeros(2, jnp.uint32))
 
 
-def _broadcast(broadcast, codec, server):
-    key = jax.random.wrap_key_data(server.seed, impl="threefry2x32")
-    return coded(codec, broadcast(server.inner), key)
+def _coded_message(codec, inner, server):
+    return coded(codec, inner, jax.random.wrap_key_data(server.seed, impl="threefry2x32"))
 
 
-def _probe_read(probe, message, client, probe_data):
-    return probe(message.inner, client, probe_data)
-
-
-def _start_read(start, message, client):
-    return start(message.inner, client)
-
-
-def _step_read(step, local, objective, batch, context):
-    return step(local, objective, batch, context._replace(message=context.message.inner))
-
-
-def _finish_read(finish, local, context):
-    return finish(local, context._replace(message=context.message.inner))
-
-
-def _server_step(server_step, server, aggregate, situation):
-    inner = server_step(server.inner, aggregate, situation)
+def _server_step(server_step, server, mean, situation):
     # The seed of the next download belongs to this run and round; the first download's is 0.
-    return Server(inner, jax.random.bits(situation.key, (2,), jnp.uint32))
-
-
-def _personal_read(personal, server, client):
-    return personal(server.inner, client)
+    seed = jax.random.bits(situation.key, (2,), jnp.uint32)
+    return server_step(server, mean, situation)._replace(seed=seed)

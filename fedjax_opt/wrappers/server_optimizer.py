@@ -17,6 +17,7 @@ from jax.tree_util import Partial
 
 from fedjax_opt.core import Algorithm, get_variables, set_variables, trees
 from fedjax_opt.optimizers.triple import local_form
+from fedjax_opt.wrappers.nested import nested
 
 
 class Server(NamedTuple):
@@ -43,26 +44,21 @@ def server_optimizer(algorithm: Algorithm, optimizer: optax.GradientTransformati
       >>> import fedjax_opt as fo
       >>> scaffold = fo.scaffold(fo.optimizers.sgd(0.1))
       >>> algorithm = fo.server_optimizer(scaffold, fo.optimizers.adam(0.01))
-
-    Reference:
-      Reddi et al. Adaptive federated optimization. ICLR 2021.
     """
     optimizer = local_form(optimizer)
-    personal = algorithm.personal
-    return algorithm._replace(
-        init=Partial(_init, algorithm.init, optimizer),
-        broadcast=Partial(_broadcast, algorithm.broadcast),
-        server_step=Partial(_server_step, algorithm.server_step, optimizer),
-        personal=None if personal is None else Partial(_personal, personal),
+    beside = nested(algorithm, server=Partial(_with_optimizer, optimizer))
+    return beside._replace(
+        broadcast=Partial(_broadcast, beside.broadcast),
+        server_step=Partial(_server_step, beside.server_step, optimizer),
     )
 
 
-def _init(inner, optimizer, variables):
-    return Server(inner(variables), optimizer.init(variables.params))
+def _with_optimizer(optimizer, inner, variables):
+    return Server(inner, optimizer.init(variables.params))
 
 
-def _broadcast(inner, server):
-    message = inner(server.inner)
+def _broadcast(broadcast, server):
+    message = broadcast(server)
     if not jax.tree.leaves(message):
         raise ValueError(
             "server_optimizer needs an algorithm whose server moves a model and sends it; this one, as"
@@ -71,15 +67,11 @@ def _broadcast(inner, server):
     return message
 
 
-def _personal(inner, server, client):
-    return inner(server.inner, client)
-
-
-def _server_step(inner, optimizer, server, aggregate, situation):
-    old = get_variables(server.inner).params
-    stepped = inner(server.inner, aggregate, situation)
+def _server_step(server_step, optimizer, server, mean, situation):
+    x = get_variables(server).params
+    stepped = server_step(server, mean, situation)
     proposed = get_variables(stepped)
-    pseudo_gradient = trees.subtract(old, proposed.params)
-    updates, optimizer_state = optimizer.update(pseudo_gradient, server.optimizer, old)
-    moved = proposed._replace(params=optax.apply_updates(old, updates))
-    return Server(set_variables(stepped, moved), optimizer_state)
+    pseudo_gradient = trees.subtract(x, proposed.params)
+    updates, state = optimizer.update(pseudo_gradient, server.optimizer, x)
+    moved = proposed._replace(params=optax.apply_updates(x, updates))
+    return set_variables(stepped, moved)._replace(optimizer=state)

@@ -211,9 +211,9 @@ def entry(tree, index):
 
 def past(server):
     """What a server with a ring of tau rounds remembers, oldest first; no more than there were."""
-    count, tau = int(server.count), len(jax.tree.leaves(server.past)[0])
+    count, tau = int(server.ring.count), int(server.ring.tau)
     places = [t % tau for t in range(max(0, count - tau), count)]
-    return [entry(server.past, place) for place in places]
+    return [entry(server.ring.past, place) for place in places]
 
 
 def statistics(state):

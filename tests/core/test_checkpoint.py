@@ -223,7 +223,7 @@ def test_what_a_person_wants_to_know_is_there_to_read(copy):
     assert about["round"] == 20 and about["versions"]["jax"] == jax.__version__
     assert about["machine"]["backend"] == "cpu" and about["metrics"].keys() >= {"loss"}
     assert about["hyperparameters"]["batch_size"] == "4"
-    assert about["functions"]["algorithm.step"] == "fedjax_opt.algorithms.scaffold._step"
+    assert about["functions"]["algorithm.step"] == "fedjax_opt.algorithms.local_training._step"
 
 
 def test_written_on_some_devices_resumed_on_others(tmp_path):

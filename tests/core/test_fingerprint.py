@@ -75,7 +75,9 @@ def test_it_is_the_same_in_every_process_and_on_other_devices():
     assert found[0] == found[1]
     assert " at 0x" not in json.dumps(found[0])
     assert len({kind["program"]["round"] for kind in found[0].values()}) == 3
-    assert "fedjax_opt.algorithms.scaffold._step" in found[0]["compressed"]["functions"].values()
+    assert (
+        "fedjax_opt.algorithms.scaffold._direction" in found[0]["compressed"]["functions"].values()
+    )
 
 
 ARRAY = np.arange(20.0)
@@ -113,7 +115,7 @@ def test_functions_and_numbers_are_found_where_they_are():
     functions, numbers = fingerprint.describe(
         algorithm=fo.fedavg(SGD, server_learning_rate=0.5), sampler=fo.cohorts.uniform(3), none=None
     )
-    assert functions["algorithm.finish"] == "fedjax_opt.algorithms.fedavg.finish"
+    assert functions["algorithm.finish"] == "fedjax_opt.algorithms.local_training._finish"
     assert numbers["algorithm.server_step[0]"] == "0.5" and numbers["sampler.size"] == "3"
     one, two = (fingerprint.describe(x=x) for x in (0.5, jnp.array(0.5)))
     assert one == two == ({}, {"x": "0.5"})

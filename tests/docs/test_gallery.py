@@ -63,7 +63,7 @@ def _part(name):
 def test_public_names_are_found():
     """Functions, and none of the modules that they live in."""
     assert {"fedavg", "scaffold_m", "ghbm_theory"} <= set(_public(algorithms))
-    assert "inversion" not in _public(algorithms)
+    assert "local_training" not in _public(algorithms)
     assert "aggregated" in _public(wrappers) and "aggregators" not in _public(wrappers)
 
 

@@ -76,7 +76,7 @@ def test_hyperparameters_are_leaves(skeleton):
     one = skeleton.fedavg_nesterov(0.1, 1.0, 0.9)
     other = skeleton.fedavg_nesterov(0.2, 0.5, 0.8)
     assert jax.tree.structure(one) == jax.tree.structure(other)
-    assert jax.tree.leaves(other) == [0.2, 0.5, 0.8]
+    assert set(jax.tree.leaves(other)) == {0.2, 0.5, 0.8}
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,6 @@ def test_the_guide_shows_this_file():
     blocks = "\n".join(part.split("```")[0] for part in page.split("```python\n")[1:])
     guide, file = _definitions(blocks), _definitions(FILE.read_text(encoding="utf-8"))
     shared = guide.keys() & file.keys()
-    assert {"Server", "fedavg_nesterov", "_step", "_server_step", "oracle"} <= shared
+    assert {"Server", "fedavg_nesterov", "_init", "_server_step", "oracle"} <= shared
     for name in shared:
         assert guide[name] == file[name], name
