@@ -16,6 +16,7 @@ import optax
 from jax.tree_util import Partial
 
 from fedjax_opt.core import Variables, trees
+from fedjax_opt.core.algorithm import as_partial
 from fedjax_opt.optimizers import Triple
 
 
@@ -57,7 +58,7 @@ def with_mean(
     if inverts and not jax.tree.leaves(jax.eval_shape(optimizer.init, jnp.zeros(1))):
         return tx, start, Partial(_mean_by_displacement, optimizer)
     summing = optax.GradientTransformation(tx.init, Partial(_update_and_add, tx.update))
-    return summing, Partial(_start_with_sum, start), Partial(_mean_by_sum)
+    return summing, Partial(_start_with_sum, as_partial(start)), Partial(_mean_by_sum)
 
 
 def _mean_by_displacement(optimizer, delta, local, context):

@@ -167,7 +167,7 @@ def other_loss(variables, batch, key):
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"algorithm": fo.fedprox(SGD, 0.1)}, r"algorithm.*proximal"),
+        ({"algorithm": fo.fedprox(SGD, 0.1)}, r"algorithm.*local_terms"),
         ({"algorithm": fo.fedavg(fo.optimizers.sgd(0.2))}, r"0\.1 there and 0\.2 here"),
         ({"model": fo.Model(problems.MODEL.init, other_loss)}, r"model\.loss is .*_loss there"),
         ({"local_steps": 3}, "local_steps is 2 there and 3 here"),
