@@ -15,8 +15,8 @@ from fedjax_opt.core.client_data import in_memory
 from fedjax_opt.core.model import Model, Objective, Variables
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.engine.minibatches import steps_per_epoch
-from fedjax_opt.execution import client_rows
-from fedjax_opt.execution.client_rows import ClientRows
+from fedjax_opt.execution import client_table
+from fedjax_opt.execution.client_table import ClientRows
 
 
 def evaluate(
@@ -98,7 +98,7 @@ def _own(personal, server, clients, client):
     if isinstance(clients, ClientRows):
         known = not checks.is_traced(client, clients)
         return personal(
-            server, clients[int(client)] if known else client_rows.read(clients, client)
+            server, clients[int(client)] if known else client_table.read(clients, client)
         )
     return personal(server, jax.tree.map(lambda x: x[client], clients))
 

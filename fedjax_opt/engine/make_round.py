@@ -117,7 +117,9 @@ def make_round(
         shapes = tuple((x.shape, x.dtype) for x in jax.tree.leaves((state.server, inputs)))
         if shapes not in settled:
             check_state(algorithm, state)
-            settled[shapes] = memory.fit(strategy, len(inputs[0]), compiled, inputs, state)
+            settled[shapes] = strategy
+            if strategy.name == "auto" or strategy.memory_limit is not None:
+                settled[shapes] = memory.fit(strategy, len(inputs[0]), compiled, inputs, state)
         return _compiled(
             algorithm, model, guard, state, *inputs, strategy=settled[shapes], watch=watch
         )

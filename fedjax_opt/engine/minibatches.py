@@ -12,7 +12,7 @@ from fedjax_opt.core import checks
 from fedjax_opt.core.algorithm import StaticInt
 from fedjax_opt.core.federation import BATCHINGS
 from fedjax_opt.core.permutation import permuted
-from fedjax_opt.execution.meshes import PerDevice
+from fedjax_opt.execution.placement import PerDevice
 
 # Keeps the stream that chooses rows apart from the one that a model's dropout uses.
 _ROWS = 2**31 - 3

@@ -34,10 +34,10 @@ from fedjax_opt.engine.server import (
     streams,
     weighted,
 )
-from fedjax_opt.execution import client_rows, meshes
+from fedjax_opt.execution import client_table, placement
 from fedjax_opt.execution.jobs import Job
-from fedjax_opt.execution.over_clients import OverClients
-from fedjax_opt.execution.strategies import Strategy
+from fedjax_opt.execution.lineup import Lineup
+from fedjax_opt.execution.strategies import Strategy, map_reduce
 
 # Client ids are below it, so this one never names a client's stream of random numbers.
 _SERVER = 2**31 - 2
@@ -156,19 +156,26 @@ def federated_round(
         num_clients=state.num_clients,
         invited=shared.invited,
     )
-    way = OverClients(how.strategy, cohort.num_steps, how.unequal)
-    slots = way.seated(_Slot(cohort.ids, feeds.own, cohort.num_steps, cohort.weights))
+    lineup = _lineup(how, cohort.num_steps)
+    slots = _Slot(cohort.ids, feeds.own, cohort.num_steps, cohort.weights)
+    if lineup is not None:
+        slots = lineup.seat(slots)
     if algorithm.probe is not None:
-        total, rows = way.map(partial(_probe, how, feeds), shared, slots)
-        total, stacked = _completed(algorithm, way, total, rows, slots.id)
+        over_clients = partial(map_reduce, how.strategy) if lineup is None else lineup.map
+        total, rows = over_clients(partial(_probe, how, feeds), shared, slots)
+        total, stacked = _completed(algorithm, lineup, total, rows, slots.id)
         report = server_probe(algorithm, total, situation, stacked)
         situation, shared = situation._replace(report=report), shared._replace(report=report)
         # Who was left out takes no step: it keeps its place, and is counted nowhere.
         steps = jnp.where(rows.accepted, slots.num_steps, 0)
         slots = slots._replace(num_steps=steps, own_report=rows.own)
-        codes.append(way.in_order(rows.fault))
-    total, rows = way.map_jobs(partial(_train, how, feeds), shared, slots, how.static_steps)
-    total, stacked = _completed(algorithm, way, total, rows, slots.id)
+        codes.append(_in_order(lineup, rows.fault))
+    if lineup is None:
+        total, rows = map_reduce(how.strategy, partial(_train_whole, how, feeds), shared, slots)
+    else:
+        job_of = partial(_train, how, feeds)
+        total, rows = lineup.map_jobs(job_of, shared, slots, how.static_steps)
+    total, stacked = _completed(algorithm, lineup, total, rows, slots.id)
     faults: Any = ()
     if guard is not None:
         skipped = total.count < guard.min_clients
@@ -176,21 +183,26 @@ def federated_round(
         if stacked is not None:
             stacked = stacked._replace(ids=jnp.where(skipped, -1, stacked.ids))
         # Who breaks a rule takes no further step, and so breaks no other.
-        faults = Faults(cohort.asked, sum(codes) + way.in_order(rows.fault), skipped)
+        faults = Faults(cohort.asked, sum(codes) + _in_order(lineup, rows.fault), skipped)
     server, told = server_update(
         algorithm, state.server, total, situation, stacked, state.aggregator
     )
     keeps = rows.accepted & (total.weight > 0) & told.finite
-    write_to = jnp.where(keeps, slots.id, state.num_clients)
+    clients = state.clients
+    if jax.tree.leaves(clients):
+        write_to = jnp.where(keeps, slots.id, state.num_clients)
+        clients = client_table.write(how.strategy.mesh, clients, rows.own, write_to)
     new_state = state._replace(
         server=server,
-        clients=client_rows.write(how.strategy, state.clients, rows.own, write_to),
+        clients=clients,
         round=state.round + told.finite.astype(jnp.int32),
         aggregator=told.memory,
     )
-    rows = way.in_order(rows._replace(own=(), contribution=()))
+    rows = _in_order(lineup, rows._replace(own=(), contribution=()))
     info = _info(state, cohort, rows, told)._replace(faults=faults)
-    return meshes.settled((new_state, info), how.strategy.mesh)
+    if how.strategy.mesh is None:
+        return new_state, info
+    return placement.keep_sharding((new_state, info), how.strategy.mesh)
 
 
 def full_gradient(
@@ -203,15 +215,15 @@ def full_gradient(
 ) -> Any:
     """The mean, by the weights, of the gradients of all clients on all of their data."""
     ids = jnp.arange(weights.shape[0], dtype=jnp.int32)
-    way = OverClients(strategy, jnp.ones_like(ids))
-    slots = way.seated(_Slot(ids, feeds.own, jnp.ones_like(ids), weights / jnp.sum(weights)))
+    lineup = Lineup(strategy, jnp.ones_like(ids))
+    slots = lineup.seat(_Slot(ids, feeds.own, jnp.ones_like(ids), weights / jnp.sum(weights)))
 
     def probe(shared, slot):
         model, variables, examples, key = shared
         data = probe_data(model, feeds.of(examples, slot.feed), key)
         return weighted(data.full_gradient(variables), slot.weight, slot.num_steps > 0), ()
 
-    return way.map(probe, (model, variables, feeds.shared, key), slots)[0]
+    return lineup.map(probe, (model, variables, feeds.shared, key), slots)[0]
 
 
 def _shared(algorithm, model, state, cohort, feeds, how, guard, client_test) -> _Shared:
@@ -252,7 +264,8 @@ def _state_of(shared: _Shared, slot: _Slot) -> Any:
 
     An absent slot may carry any id: it reads some client's state and writes to none.
     """
-    return client_rows.read(shared.states, slot.id)
+    states = shared.states
+    return client_table.read(states, slot.id) if jax.tree.leaves(states) else states
 
 
 def _probe(how: How, feeds: Feeds, shared: _Shared, slot: _Slot) -> tuple[Total, _Row]:
@@ -267,7 +280,7 @@ def _probe(how: How, feeds: Feeds, shared: _Shared, slot: _Slot) -> tuple[Total,
     return term, _Row(accepted, term.weight, fault, stacked, own)
 
 
-def _train(how: How, feeds: Feeds, shared: _Shared, slot: _Slot) -> Job:
+def _train(how: How, feeds: Feeds, shared: _Shared, slot: _Slot) -> Job[tuple[Total, _Row]]:
     observers = diagnostics.observers(how.diagnostics, shared.reference)
     invitation = _invitation(how, shared, slot)
     if not isinstance(shared.test, tuple):
@@ -283,6 +296,10 @@ def _train(how: How, feeds: Feeds, shared: _Shared, slot: _Slot) -> Job:
         observers,
     )
     return job._replace(finish=lambda carry: _concluded(shared, slot, job.finish(carry)))
+
+
+def _train_whole(how: How, feeds: Feeds, shared: _Shared, slot: _Slot) -> tuple[Total, _Row]:
+    return _train(how, feeds, shared, slot).whole()
 
 
 def _concluded(shared: _Shared, slot: _Slot, result: ClientResult) -> tuple[Total, _Row]:
@@ -308,7 +325,7 @@ def _concluded(shared: _Shared, slot: _Slot, result: ClientResult) -> tuple[Tota
 
 
 def _completed(
-    algorithm: Algorithm, way: OverClients, total: Total, rows: _Row, ids: Any
+    algorithm: Algorithm, lineup: Lineup | None, total: Total, rows: _Row, ids: Any
 ) -> tuple[Total, Stacked | None]:
     """The total with the exact sum of its weights; and what an `Aggregator` sees, if there is one."""
     # Added up by pairs: one after the other, many equal float32 weights would err to one side.
@@ -316,7 +333,18 @@ def _completed(
     if streams(algorithm.aggregate):
         return total, None
     ids = jnp.where(rows.accepted, ids, -1)
-    return total, way.in_order(Stacked(rows.contribution, rows.weight, ids))
+    return total, _in_order(lineup, Stacked(rows.contribution, rows.weight, ids))
+
+
+def _lineup(how: How, num_steps: jax.Array) -> Lineup | None:
+    """Who is computed in which place, if the places are not those of the cohort."""
+    if how.strategy.name in ("chunked", "sharded"):
+        return Lineup(how.strategy, num_steps, how.unequal)
+    return None
+
+
+def _in_order(lineup: Lineup | None, by_place: Any) -> Any:
+    return by_place if lineup is None else lineup.in_order(by_place)
 
 
 def _info(state: FederatedState, cohort: Cohort, rows: _Row, told: ServerInfo) -> Info:

@@ -18,7 +18,8 @@ from fedjax_opt.engine.evaluate import evaluate
 from fedjax_opt.engine.guard import before_work
 from fedjax_opt.engine.preparation import Prepared, prepare, refuse_stored
 from fedjax_opt.engine.round import Cohort, How, federated_round, full_gradient
-from fedjax_opt.execution import balance, meshes, strategies
+from fedjax_opt.execution import placement, strategies
+from fedjax_opt.execution.lineup import Lineup
 from fedjax_opt.execution.memory import fit
 from fedjax_opt.execution.strategies import Strategy
 
@@ -93,7 +94,7 @@ def run_rounds(
     prepared, state = prepare(algorithm, federation, state, strategy, diagnostics, "run_rounds")
     refuse_stored("federation.clients", prepared.federation.clients, "run_rounds")
     prepared = settle_strategy(prepared, state)
-    if not meshes.is_simple(prepared.strategy.mesh) and not checks.is_traced(prepared, state):
+    if not placement.is_simple(prepared.strategy.mesh) and not checks.is_traced(prepared, state):
         prepared, state = strategies.place((prepared, state), prepared.strategy)
     return _scan_rounds(prepared, state, rounds)
 
@@ -194,7 +195,7 @@ def seats(prepared: Prepared, key: jax.Array, first_round: jax.Array, length: in
         if federation.guard is not None:
             asked, _ = _asked(federation, key, round_number, cohort, steps)
             steps = jnp.where(before_work(federation.guard, asked, steps) > 0, 0, steps)
-        return cohort[balance.seats(prepared.strategy, steps, unequal)]
+        return cohort[Lineup(prepared.strategy, steps, unequal).seats]
 
     return jax.lax.map(one, first_round + jnp.arange(length, dtype=jnp.int32))
 
@@ -259,6 +260,9 @@ def _local_steps(prepared, round_number, remembered, cohort, sizes):
 
 def settle_strategy(prepared: Prepared, state: FederatedState) -> Prepared:
     """Settles 'auto', and keeps a limit of memory, by what one compiled round needs."""
+    strategy = prepared.strategy
+    if strategy.name != "auto" and strategy.memory_limit is None:
+        return prepared
 
     def compiled(option: Strategy) -> jax.stages.Compiled:
         abstract = jax.tree.map(
@@ -268,4 +272,4 @@ def settle_strategy(prepared: Prepared, state: FederatedState) -> Prepared:
         return _scan_rounds.lower(*abstract, 1).compile()
 
     size = prepared.federation.cohort.size
-    return prepared.replace(strategy=fit(prepared.strategy, size, compiled, prepared, state))
+    return prepared.replace(strategy=fit(strategy, size, compiled, prepared, state))

@@ -1,13 +1,21 @@
 """A piece of work in steps, which can be laid down between two of them; and the loop over its steps."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
+import chex
 import jax
 import jax.numpy as jnp
 
+Tree = TypeVar("Tree")
+# What all clients see, one client's inputs; of its work, what is summed and what is stacked.
+Shared = TypeVar("Shared")
+Client = TypeVar("Client")
+Sum = TypeVar("Sum")
+Rows = TypeVar("Rows")
 
-class Job(NamedTuple):
+
+class Job(NamedTuple, Generic[Tree]):
     """A client's work, which can be laid down between two steps.
 
     Attributes:
@@ -17,17 +25,19 @@ class Job(NamedTuple):
       num_steps: how many steps it has; a Python int if that is known beforehand.
     """
 
-    begin: Callable[[], Any]
-    step: Callable[[Any, jax.Array], Any]
-    finish: Callable[[Any], Any]
+    begin: Callable[[], chex.ArrayTree]
+    step: Callable[..., chex.ArrayTree]
+    finish: Callable[..., Tree]
     num_steps: jax.Array | int
 
-    def whole(self) -> Any:
+    def whole(self) -> Tree:
         """What comes of all of it."""
         return self.finish(counted_loop(self.num_steps, self.step, self.begin()))
 
 
-def counted_loop(count: jax.Array | int, body: Callable[[Any, jax.Array], Any], carry: Any) -> Any:
+def counted_loop(
+    count: jax.Array | int, body: Callable[[Tree, jax.Array], Tree], carry: Tree
+) -> Tree:
     """carry = body(carry, k) for k = 0, ..., count - 1.
 
     With a Python int it can be differentiated in reverse mode; with an array it takes the time of

@@ -6,10 +6,11 @@
 On CPUs all devices share the host's memory, and what is placed on each of them counts once for each.
 """
 
+import contextlib
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,23 +26,6 @@ _CGROUPS = pathlib.Path("/sys/fs/cgroup")
 _OWN_CGROUP = pathlib.Path("/proc/self/cgroup")
 
 
-class Memory(NamedTuple):
-    """The bytes that a run needs: of examples, of the federation's state, of the program itself."""
-
-    data: int
-    state: int
-    program: int = 0
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.data + self.state + self.program
-
-    def __str__(self) -> str:
-        parts = ", ".join(f"{name} {_readable(size)}" for name, size in self._asdict().items())
-        return f"{_readable(self.total)} ({parts})"
-
-
 def fit(
     strategy: Strategy,
     cohort_size: int,
@@ -52,7 +36,7 @@ def fit(
     """The strategy that a run is played with: 'auto' settled, a limit kept.
 
     Args:
-      strategy: a resolved strategy; without a `memory_limit`, any but 'auto' is returned as it is.
+      strategy: a resolved one that is 'auto' or has a `memory_limit`.
       cohort_size: S.
       compiled: a strategy -> the run's program, compiled for shapes.
       data: the examples that are on a device at once, or shapes of them.
@@ -63,40 +47,39 @@ def fit(
     """
     limit, strategy = strategy.memory_limit, strategy._replace(memory_limit=None)
     is_auto = strategy.name == "auto"
-    if not is_auto and limit is None:
-        return strategy
     options = candidates(cohort_size, jax.device_count()) if is_auto else [strategy]
     there_is = available_bytes((data, state))
 
-    def needed(option: Strategy) -> Memory:
+    def parts(option: Strategy) -> dict[str, int]:
         analysis = compiled(option).memory_analysis()
-        temporary = 0 if analysis is None else analysis.temp_size_in_bytes
-        return arrays(option, data, state)._replace(program=temporary * _sharing(option))
+        found = _num_bytes(data), _num_bytes(state), getattr(analysis, "temp_size_in_bytes", 0)
+        mesh = option.mesh
+        shared = mesh is not None and mesh.devices.flat[0].platform == "cpu"
+        copies = mesh.size if mesh is not None and shared else 1
+        return {
+            name: size * copies
+            for name, size in zip(("data", "state", "program"), found, strict=True)
+        }
+
+    def needed(option: Strategy) -> int:
+        return sum(parts(option).values())
 
     if limit is None:
-        free = float("inf") if there_is is None else there_is
-        return first_that_fits(options, lambda option: needed(option).total, free)
+        return first_that_fits(options, needed, float("inf") if there_is is None else there_is)
     if limit == "device" and there_is is None:
         raise ValueError("memory_limit='device': this device does not tell; give it in bytes.")
     most = int(there_is if limit == "device" else limit)  # type: ignore[arg-type]
     for option in options:
-        if (needs := needed(option)).total <= most:
+        if needed(option) <= most:
             return option
     smaller = [] if is_auto else smaller_than(strategy, cohort_size)
-    found = next((option for option in smaller if needed(option).total <= most), None)
+    found = next((option for option in smaller if needed(option) <= most), None)
+    needs = parts(options[-1])
+    shown = ", ".join(f"{name} {_readable(size)}" for name, size in needs.items())
     raise ValueError(
-        f"{_written(options[-1])} needs {needs}, more than memory_limit={limit}, which is"
-        f" {_readable(most)}. {_advice(found)}"
+        f"{_written(options[-1])} needs {_readable(sum(needs.values()))} ({shown}), more than"
+        f" memory_limit={limit}, which is {_readable(most)}. {_advice(found)}"
     )
-
-
-def check_arrays(strategy: Strategy, data: object, state: object) -> None:
-    """Refuses arrays that are larger than what there is: nothing is compiled to know."""
-    needs, there_is = arrays(strategy, data, state), available_bytes((data, state))
-    if there_is is not None and needs.total > there_is:
-        raise ValueError(
-            f"The run's arrays need {needs}, but there are {_readable(there_is)}. {_advice(None)}"
-        )
 
 
 def first_that_fits(
@@ -106,10 +89,8 @@ def first_that_fits(
 
     The last is not asked what it needs: there is nothing else to take.
     """
-    for option in options[:-1]:
-        if needed_bytes(option) <= _USABLE * available:
-            return option
-    return options[-1]
+    fits = (option for option in options[:-1] if needed_bytes(option) <= _USABLE * available)
+    return next(fits, options[-1])
 
 
 def candidates(cohort_size: int, num_devices: int) -> list[Strategy]:
@@ -136,11 +117,6 @@ def smaller_than(strategy: Strategy, cohort_size: int) -> list[Strategy]:
     return chunks + [Strategy("scan")] * (at_once > 1)
 
 
-def arrays(strategy: Strategy, data: object, state: object) -> Memory:
-    """What the arrays of a run need, or shapes of them."""
-    return Memory(*(_num_bytes(jax.tree.leaves(x)) * _sharing(strategy) for x in (data, state)))
-
-
 def available_bytes(mine: object = ()) -> int | None:
     """The memory of the first device beside other programs', or of the host for a CPU.
 
@@ -156,7 +132,7 @@ def available_bytes(mine: object = ()) -> int | None:
         if "bytes_limit" not in found:
             return None
         placed = {id(x): x for x in jax.tree.leaves(mine) if isinstance(x, jax.Array)}
-        others = found.get("bytes_in_use", 0) - _num_bytes(placed.values())
+        others = found.get("bytes_in_use", 0) - _num_bytes(list(placed.values()))
         return found["bytes_limit"] - max(others, 0)
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -168,36 +144,27 @@ def available_bytes(mine: object = ()) -> int | None:
 def _cgroup_limits() -> list[int]:
     """The limits of this process's control group and of those around it, of either version."""
     found = []
-    try:
+    with contextlib.suppress(OSError, ValueError):
         for line in _OWN_CGROUP.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             root, name = _CGROUPS, "memory.max"
             if controllers:
                 root, name = _CGROUPS / "memory", "memory.limit_in_bytes"
-                if "memory" not in controllers.split(","):
-                    continue
-            folder = root / path.lstrip("/")
+            if controllers and "memory" not in controllers.split(","):
+                continue
             # In a container the path may be the host's, whose folders are not seen: the root is there.
-            for around in (folder, *folder.parents):
-                file = around / name
-                if around.is_relative_to(root) and file.exists():
+            folder = root / path.lstrip("/")
+            for file in (around / name for around in (folder, *folder.parents)):
+                if file.is_relative_to(root) and file.exists():
                     text = file.read_text().strip()
                     found += [int(text)] if text.isdecimal() else []
-    except (OSError, ValueError):
-        return found
     return found
 
 
-def _num_bytes(leaves) -> int:
+def _num_bytes(tree: object) -> int:
     """Keys of random numbers, whose type is no number's, are left out: they are a few bytes."""
-    dtypes = ((np.size(x) if np.isscalar(x) else x.size, jnp.result_type(x)) for x in leaves)
-    return sum(n * d.itemsize for n, d in dtypes if not jnp.issubdtype(d, jax.dtypes.extended))
-
-
-def _sharing(strategy: Strategy) -> int:
-    """How many devices share one memory."""
-    mesh = strategy.mesh
-    return mesh.size if mesh is not None and mesh.devices.flat[0].platform == "cpu" else 1
+    dtypes = [(np.prod(np.shape(x)), jnp.result_type(x)) for x in jax.tree.leaves(tree)]
+    return sum(int(n) * d.itemsize for n, d in dtypes if not jnp.issubdtype(d, jax.dtypes.extended))
 
 
 def _written(strategy: Strategy) -> str:

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedjax_opt.execution import meshes
-from fedjax_opt.execution.client_rows import NOBODY, ClientRows
+from fedjax_opt.execution import placement
+from fedjax_opt.execution.client_table import NOBODY, ClientRows
 
 
 def table(
@@ -32,12 +32,12 @@ def table(
       own: the states of those that this process has, stacked in the order of the ids, on the host.
     """
     named = _filled(room, ids, NOBODY)
-    if mesh is None or meshes.is_simple(mesh):
+    if mesh is None or placement.is_simple(mesh):
         places = np.arange(len(ids))
         # A copy: its buffers are given up to the program.
         states = jax.tree.map(lambda x: jnp.array(_placed(room, places, x)), own)
         rows = ClientRows(jnp.array(named), states)
-        return rows if mesh is None else meshes.put(rows, mesh)
+        return rows if mesh is None else placement.put(rows, mesh)
     split = _split(mesh)
     seats, each = _seats(mesh, holders)
     mine = seats[holders == jax.process_index()]
@@ -55,10 +55,12 @@ def table(
 
     leaves, structure = jax.tree.flatten(own)
     shapes = [jax.ShapeDtypeStruct((room, *x.shape[1:]), x.dtype) for x in leaves]
-    where = meshes.put(_filled(room, seats, 0), mesh)
-    shardings = tuple(meshes.table_shardings(shapes, mesh))
+    where = placement.put(_filled(room, seats, 0), mesh)
+    shardings = tuple(placement.table_shardings(shapes, mesh))
     states = _rows(list(map(put, leaves)), where, shardings)
-    return ClientRows(meshes.put(named, mesh), jax.tree.unflatten(structure, states))
+    return ClientRows(
+        placement.put(jnp.asarray(named), mesh), jax.tree.unflatten(structure, states)
+    )
 
 
 def back(mesh: Mesh | None, states: chex.ArrayTree, holders: np.ndarray) -> chex.ArrayTree:
@@ -69,7 +71,7 @@ def back(mesh: Mesh | None, states: chex.ArrayTree, holders: np.ndarray) -> chex
       states: the table's states, of which the first are the clients'.
       holders: which process has each of the clients.
     """
-    if mesh is None or meshes.is_simple(mesh):
+    if mesh is None or placement.is_simple(mesh):
         return jax.tree.map(lambda x: np.asarray(x)[: len(holders)], states)
     split = _split(mesh)
     seats, each = _seats(mesh, holders)
@@ -77,7 +79,7 @@ def back(mesh: Mesh | None, states: chex.ArrayTree, holders: np.ndarray) -> chex
     where = np.zeros(each * mesh.size, np.int32)
     where[seats] = np.arange(len(seats))
     leaves, structure = jax.tree.flatten(states)
-    cut = _rows(leaves, meshes.put(where, mesh), (split,) * len(leaves))
+    cut = _rows(leaves, placement.put(where, mesh), (split,) * len(leaves))
 
     def fetch(x: jax.Array) -> np.ndarray:
         found = np.empty((len(mine), *x.shape[1:]), x.dtype)

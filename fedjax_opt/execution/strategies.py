@@ -10,21 +10,18 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from fedjax_opt.core import checks, trees
-from fedjax_opt.execution import meshes
+from fedjax_opt.execution import placement
+from fedjax_opt.execution.jobs import Client, Rows, Shared, Sum, Tree
 
 NAMES = ("auto", "scan", "vmap", "chunked", "sharded")
-AXIS = meshes.CLIENTS
-
-# How much the devices exchange at once: on CPUs what stays in their caches, on others what is worth
-# the start of a transfer.
-_EXCHANGED_BYTES = {"cpu": 2**23, "gpu": 2**26}
 
 
 class Strategy(NamedTuple):
@@ -75,10 +72,10 @@ def resolve(strategy: str | Strategy) -> Strategy:
         strategy = strategy._replace(name="sharded" if jax.device_count() > 1 else "scan")
     if strategy.name != "sharded":
         return strategy._replace(mesh=None)
-    return strategy._replace(mesh=meshes.checked(strategy.mesh or meshes.over_all_devices()))
+    return strategy._replace(mesh=placement.checked(strategy.mesh or placement.over_all_devices()))
 
 
-def place(tree: Any, strategy: str | Strategy = "auto") -> Any:
+def place(tree: Tree, strategy: str | Strategy = "auto") -> Tree:
     """Puts arrays where the strategy's programs read them, once instead of at every call.
 
     `simulate` does so by itself. With `run_rounds` and `make_round`, do it for large data.
@@ -95,10 +92,8 @@ def place(tree: Any, strategy: str | Strategy = "auto") -> Any:
       >>> import fedjax_opt as fo
       >>> data = fo.place(fo.ClientData.from_list([{"x": np.ones((2, 3))}]))
     """
-    strategy = resolve(strategy)
-    if strategy.mesh is None:
-        return jax.tree.map(jnp.asarray, tree)
-    return meshes.put(tree, strategy.mesh)
+    mesh = resolve(strategy).mesh
+    return jax.tree.map(jnp.asarray, tree) if mesh is None else placement.put(tree, mesh)
 
 
 def round_up(strategy: Strategy, size: int) -> int:
@@ -107,17 +102,16 @@ def round_up(strategy: Strategy, size: int) -> int:
     if strategy.name == "chunked":
         part = min(strategy.size, size)
     elif strategy.mesh is not None:
-        part = meshes.num_parts(strategy.mesh)
+        part = placement.num_parts(strategy.mesh)
     return -(-size // part) * part
 
 
 def map_reduce(
     strategy: Strategy,
-    function: Callable[[Any, Any], tuple[Any, Any]],
-    shared: Any,
-    clients: Any,
-    absent: Callable[[Any], jax.Array] | None = None,
-) -> tuple[Any, Any]:
+    function: Callable[[Shared, Client], tuple[Sum, Rows]],
+    shared: Shared,
+    clients: Client,
+) -> tuple[Sum, Rows]:
     """Applies `function(shared, client)` to every client: the first result summed, the second stacked.
 
     Args:
@@ -125,130 +119,29 @@ def map_reduce(
       function: (shared, one client's inputs) -> (what is summed, what is stacked).
       shared: inputs that every client sees.
       clients: a pytree with the clients on its leading axis, as many as `round_up` says.
-      absent: one client's inputs -> whether nothing is to be computed for it, and zeros are its result;
-        devices that work through their clients one by one then save its time.
 
     Returns:
       The sum over clients and the stacked results `[S, ...]`.
     """
     if strategy.name == "scan":
-        return _scan(function, shared, clients)
+        summed, _ = jax.eval_shape(function, shared, jax.tree.map(itemgetter(0), clients))
+
+        def one(total, client):
+            contribution, result = function(shared, client)
+            return trees.add(total, contribution), result
+
+        return jax.lax.scan(one, trees.zeros_like(summed), clients)
     if strategy.name == "vmap":
-        return _vmap(function, shared, clients)
+        contributions, results = jax.vmap(function, in_axes=(None, 0))(shared, clients)
+        return jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), contributions), results
     if strategy.name == "chunked":
-        size = jax.tree.leaves(clients)[0].shape[0]
-        chunk = min(strategy.size, size)
-        chunks = jax.tree.map(lambda x: x.reshape(-1, chunk, *x.shape[1:]), clients)
-
-        def one_chunk(shared, chunk_of_clients):
-            return _vmap(function, shared, chunk_of_clients)
-
-        summed, stacked = _scan(one_chunk, shared, chunks)
+        size = min(strategy.size, jax.tree.leaves(clients)[0].shape[0])
+        chunks = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), clients)
+        at_once = partial(map_reduce, Strategy("vmap"), function)
+        summed, stacked = map_reduce(Strategy("scan"), at_once, shared, chunks)
         return summed, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), stacked)
-    return _sharded(strategy, function, shared, clients, absent)
-
-
-def write_rows(strategy: Strategy, table: Any, rows: Any, places: jax.Array) -> Any:
-    """The table `[N, ...]` with `rows[i]` in the place `places[i]`; a place past its end is nowhere.
-
-    With 'sharded' each device has computed some of the rows and all of them keep the whole table, so
-    rows go from device to device a few at a time, and from the cache straight into the table. Gathering
-    all of them first would write and read each once more in memory.
-    """
-    mesh = strategy.mesh
-    if mesh is None or not meshes.is_divided(mesh) or not jax.tree.leaves(table):
-        return jax.tree.map(lambda old, new: old.at[places].set(new, mode="drop"), table, rows)
-    limit = _EXCHANGED_BYTES.get(mesh.devices.flat[0].platform, _EXCHANGED_BYTES["gpu"])
-    row_bytes = sum(x.nbytes // x.shape[0] for x in jax.tree.leaves(rows))
-    num_devices = meshes.num_parts(mesh)
-    each = places.shape[0] // num_devices
-    chunk = max(1, min(each, limit // max(row_bytes * num_devices, 1)))
-
-    def write(table, row_and_place):
-        row, place = row_and_place
-
-        def put(old, new):
-            at = jnp.minimum(place, old.shape[0] - 1)
-            kept = jax.lax.dynamic_index_in_dim(old, at, keepdims=False)
-            new = jnp.where(place < old.shape[0], new, kept)
-            return jax.lax.dynamic_update_index_in_dim(old, new, at, 0)
-
-        return jax.tree.map(put, table, row), None
-
-    def on_one_device(table, mine, places):
-        def exchange(table, first):
-            # The last chunk may begin a little earlier, and bring some rows once more.
-            first = jnp.minimum(first, each - chunk)
-            sent = [jax.lax.dynamic_slice_in_dim(x, first, chunk) for x in jax.tree.leaves(mine)]
-            by_device = places.reshape(num_devices, each)
-            where = jax.lax.dynamic_slice_in_dim(by_device, first, chunk, axis=1).reshape(-1)
-            received = [jax.lax.all_gather(x, AXIS, tiled=True) for x in sent]
-            received = jax.tree.unflatten(jax.tree.structure(mine), received)
-            return jax.lax.scan(write, table, (received, where))
-
-        return jax.lax.scan(exchange, table, jnp.arange(0, each, chunk))[0]
-
-    everywhere, split = PartitionSpec(), PartitionSpec(AXIS)
-    return jax.shard_map(
-        on_one_device,
-        mesh=mesh,
-        in_specs=(everywhere, split, everywhere),
-        out_specs=everywhere,
-        check_vma=False,
-        **meshes.manual_axes(mesh),
-    )(table, rows, places)
-
-
-def _scan(function, shared, clients):
-    first = jax.tree.map(lambda x: x[0], clients)
-    summed, _ = jax.eval_shape(function, shared, first)
-
-    def one(total, client):
-        contribution, result = function(shared, client)
-        return trees.add(total, contribution), result
-
-    return jax.lax.scan(one, trees.zeros_like(summed), clients)
-
-
-def _vmap(function, shared, clients):
-    contributions, results = jax.vmap(function, in_axes=(None, 0))(shared, clients)
-    return jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), contributions), results
-
-
-def _sharded(strategy, function, shared, clients, absent):
-    run = _scan if strategy.inner == "scan" else _vmap
-    if absent is not None and strategy.inner == "scan":
-        function = _unless(absent, function)
-    if not meshes.is_divided(strategy.mesh):
-        return run(function, shared, clients)
-
-    return over_devices(strategy.mesh, partial(run, function), shared, clients)
-
-
-def over_devices(mesh: Mesh, work: Callable[..., tuple[Any, Any]], shared: Any, *by_place: Any):
-    """`work(shared, *mine) -> (summed, stacked)` on each device, which has its own part by place."""
-
-    def on_one_device(shared, *mine):
-        summed, stacked = work(shared, *mine)
-        return meshes.summed(summed, mesh), stacked
-
-    everywhere, split = PartitionSpec(), PartitionSpec(AXIS)
-    summed, stacked = jax.shard_map(
-        on_one_device,
-        mesh=mesh,
-        in_specs=(meshes.specs_of(shared), *[split] * len(by_place)),
-        out_specs=(everywhere, split),
-        check_vma=False,
-        **meshes.manual_axes(mesh),
-    )(shared, *meshes.known_to_all(by_place, mesh))
-    return summed, meshes.told_to_all(stacked, mesh)
-
-
-def _unless(absent, function):
-    def one(shared, client):
-        def nothing(shared, client):
-            return trees.zeros_like(jax.eval_shape(function, shared, client))
-
-        return jax.lax.cond(absent(client), nothing, function, shared, client)
-
-    return one
+    work = partial(map_reduce, Strategy(strategy.inner), function)
+    assert strategy.mesh is not None  # it is resolved
+    if not placement.is_divided(strategy.mesh):
+        return work(shared, clients)
+    return placement.over_devices(strategy.mesh, work, shared, clients)

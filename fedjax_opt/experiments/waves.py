@@ -24,6 +24,7 @@ from fedjax_opt.engine.evaluate import mean_over_rows
 from fedjax_opt.engine.preparation import Prepared
 from fedjax_opt.engine.run import one_round
 from fedjax_opt.execution import Strategy, memory, strategies
+from fedjax_opt.execution.placement import CLIENTS
 
 _ONE_BY_ONE = Strategy("scan")
 
@@ -271,7 +272,7 @@ def needed_bytes(shared: Shared, wave: Axis, setup: Setup) -> int:
         everywhere = split = NamedSharding(setup.clients.mesh, PartitionSpec())
     elif setup.trials.mesh is not None:
         everywhere = NamedSharding(setup.trials.mesh, PartitionSpec())
-        split = NamedSharding(setup.trials.mesh, PartitionSpec(strategies.AXIS))
+        split = NamedSharding(setup.trials.mesh, PartitionSpec(CLIENTS))
     shared, wave = _shapes(shared, everywhere), _shapes(wave, None)
     states = _shapes(jax.eval_shape(partial(begin, setup=setup), shared, wave), split)
     count = jax.ShapeDtypeStruct((), jnp.int32)

@@ -21,8 +21,8 @@ import numpy as np
 from fedjax_opt.core import checks
 from fedjax_opt.core.algorithm import Algorithm
 from fedjax_opt.core.state import FederatedState
-from fedjax_opt.execution import distributed, meshes, row_exchange
-from fedjax_opt.execution.client_rows import ClientRows
+from fedjax_opt.execution import distributed, placement, row_exchange
+from fedjax_opt.execution.client_table import ClientRows
 from fedjax_opt.storage.row_file import RowFile
 
 _NAME = re.compile(r"part-(\d{5})-of-(\d{5})\.sqlite(-journal|\.new|\.new-journal)?")
@@ -166,7 +166,7 @@ class ClientStore:
             raise ValueError(
                 f"ids must lie in [0, {self._num_clients - 1}], got {found[0]} to {found[-1]}."
             )
-        mesh = meshes.over_all_devices() if jax.process_count() > 1 else None
+        mesh = placement.over_all_devices() if jax.process_count() > 1 else None
         holders = self.holders(found)
         own = self.read(found[holders == jax.process_index()])
         return row_exchange.table(mesh, len(found), found, holders, own)
@@ -311,7 +311,7 @@ class ClientStore:
                 f" of {count}: no process sees its file. Bring it back, or begin anew with an empty"
                 " store."
             )
-        one = meshes.fetched(algorithm.init_client(state.variables))
+        one = placement.fetched(algorithm.init_client(state.variables))
         initial = self._row_format.pack(jax.tree.map(lambda x: x[None], one))[0]
         made = [part for part in missing if self._holders[part] == jax.process_index()]
         for part in made:
@@ -322,7 +322,7 @@ class ClientStore:
             ids = np.arange(begin, min(begin + each, total))
             block = jax.tree.map(lambda x, ids=ids: x[ids[0] : ids[-1] + 1], state.clients)
             # In all processes at once: each may have but a part of every array.
-            rows = self._row_format.pack(meshes.fetched(block))
+            rows = self._row_format.pack(placement.fetched(block))
             for part in made:
                 own = np.flatnonzero((ids % count == part) & (rows != initial).any(axis=1))
                 self._files[part].put_first(ids[own], rows[own])

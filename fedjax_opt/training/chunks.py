@@ -27,8 +27,8 @@ from fedjax_opt.core.model import Model
 from fedjax_opt.core.sampler import Sampler
 from fedjax_opt.core.state import FederatedState, check_state, first_state
 from fedjax_opt.engine.evaluate import evaluate_clients, evaluate_each, personal_variables
-from fedjax_opt.execution import distributed, meshes, row_exchange
-from fedjax_opt.execution.client_rows import ClientRows
+from fedjax_opt.execution import distributed, placement, row_exchange
+from fedjax_opt.execution.client_table import ClientRows
 from fedjax_opt.execution.strategies import Strategy, place
 from fedjax_opt.storage.client_states import ClientStore
 
@@ -174,7 +174,7 @@ class FileExamples:
         """Each device's own part on it, and where in it each client's rows begin."""
         mesh = self._strategy.mesh
         assert mesh is not None  # there are parts
-        split = NamedSharding(mesh, PartitionSpec(meshes.CLIENTS))
+        split = NamedSharding(mesh, PartitionSpec(placement.CLIENTS))
 
         def put(length, tail, block):
             """An array of all parts, next to each other, from a function of the part."""
@@ -190,13 +190,13 @@ class FileExamples:
 
         population = len(self._sizes)
         offsets = put(population, (), lambda part: self._offsets(clients[part]))
-        rows = meshes.PerDevice(jax.tree.map(put_rows, *examples.values()))
-        return ClientData(rows, meshes.PerDevice(offsets), meshes.put(self._sizes, mesh))
+        rows = placement.PerDevice(jax.tree.map(put_rows, *examples.values()))
+        return ClientData(rows, placement.PerDevice(offsets), placement.put(self._sizes, mesh))
 
 
 def _own_parts(mesh: Mesh) -> list[int]:
     """The parts of the clients' axis that devices of this process compute."""
-    by_part = mesh.devices.reshape(meshes.num_parts(mesh), -1)
+    by_part = mesh.devices.reshape(placement.num_parts(mesh), -1)
     me = jax.process_index()
     return [i for i, devices in enumerate(by_part) if any(d.process_index == me for d in devices)]
 
@@ -272,7 +272,7 @@ class StoreStates:
         # One more than all cohorts together: an empty slot reads the state of client 0.
         self._room = min(self._chunk * sampler.size + 1, num_clients)
         self._draw = partial(cohort_ids, sampler, state.cohort_key, self._chunk, num_clients)
-        ids = jax.ShapeDtypeStruct((self._room,), jnp.int32)
+        ids: Any = jax.ShapeDtypeStruct((self._room,), jnp.int32)
         seen = ClientRows(ids, self._store.shapes(self._room))
         return state._replace(clients=()), state._replace(clients=seen)
 

@@ -18,7 +18,7 @@ from fedjax_opt.core.state import FederatedState, as_key, first_state
 from fedjax_opt.core.struct import changed
 from fedjax_opt.engine.preparation import Prepared, prepare
 from fedjax_opt.engine.run import one_round, seats
-from fedjax_opt.execution import memory, meshes
+from fedjax_opt.execution import memory, placement
 from fedjax_opt.execution.strategies import Strategy, place, resolve
 from fedjax_opt.storage.client_states import ClientStore
 from fedjax_opt.training import chunks
@@ -59,11 +59,13 @@ class Player:
         self.algorithm, self._chunk = first_algorithm(algorithm), chunk
         self.states = None if store is None else chunks.states_of(store, chunk, keep)
         make = partial(_first_state, self.algorithm, federation, seed, self.states)
-        start = meshes.made(make, resolve(strategy).mesh) if state is None else state
+        if state is None:
+            mesh = resolve(strategy).mesh
+            state = make() if mesh is None else placement.make_sharded(make, mesh)
         if self.states is not None:
-            self.states, start = self.states.open(self.algorithm, start)
+            self.states, state = self.states.open(self.algorithm, state)
         self.prepared, start = prepare(
-            algorithm, federation, start, strategy, diagnostics, "simulate"
+            algorithm, federation, state, strategy, diagnostics, "simulate"
         )
         self.start = self._seen = start
         if self.states is not None:
@@ -219,7 +221,7 @@ def _files(prepared: Prepared, key: chex.PRNGKey, chunk: int) -> chunks.FileExam
     def lineup(first_round: int) -> chex.Array:
         return seats(who, key, np.int32(first_round), chunk)
 
-    return chunks.FileExamples(clients, strategy, lineup, meshes.num_parts(mesh))
+    return chunks.FileExamples(clients, strategy, lineup, placement.num_parts(mesh))
 
 
 @partial(jax.jit, static_argnames="length", donate_argnames="state")

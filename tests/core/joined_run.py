@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 import fedjax_opt as fo
-from fedjax_opt.execution import meshes
+from fedjax_opt.execution import placement
 from tests.core import problems, test_model_axis
 
 SCAFFOLD = fo.scaffold(fo.optimizers.sgd(0.1), option=1)
@@ -85,7 +85,7 @@ def go_back(strategy, folder):
 
 def messages():
     """How many collectives there are in a round of FedAvg, whose model has six arrays."""
-    algorithm, mesh = fo.fedavg(fo.optimizers.sgd(0.1)), meshes.over_all_devices()
+    algorithm, mesh = fo.fedavg(fo.optimizers.sgd(0.1)), placement.over_all_devices()
     data = fo.data.quadratics(num_clients=8, dimension=2)[1]
     parts = {name: jax.numpy.ones(2) for name in "abcdef"}
 
@@ -109,7 +109,7 @@ def messages():
 
 def numbers(tree):
     """The arrays of a tree as lists, wherever they are."""
-    return [np.asarray(x).tolist() for x in jax.tree.leaves(meshes.fetched(tree))]
+    return [np.asarray(x).tolist() for x in jax.tree.leaves(placement.fetched(tree))]
 
 
 def main(folder):

@@ -172,7 +172,6 @@ def test_auto_asks_the_compiled_program(monkeypatch):
     chosen = memory.fit(fo.Strategy("auto"), 8, Program, placed)
     assert (chosen.name, chosen.size) == ("chunked", 2)
     assert memory.fit(fo.Strategy("auto"), 8, Program, np.ones(50, np.float32)).name == "scan"
-    assert memory.fit(fo.Strategy("vmap"), 8, None) == fo.Strategy("vmap")
 
 
 def test_what_there_is_is_found():

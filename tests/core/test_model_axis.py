@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import fedjax_opt as fo
-from fedjax_opt.execution import meshes, strategies
+from fedjax_opt.execution import placement, strategies
 from tests.core import problems
 
 SIDE = 32
@@ -81,7 +81,7 @@ def test_arrays_are_cut_along_their_longest_axis_that_divides():
     algorithm = fo.scaffold(fo.optimizers.sgd(0.1))
     params = {"a": jnp.zeros((40, 50, 36)), "b": jnp.zeros((30, 50)), "c": jnp.zeros(1020)}
     state = fo.first_state(algorithm, params, num_clients=8)
-    found = jax.tree.map(lambda s: s.spec, meshes.shardings(state, mesh))
+    found = jax.tree.map(lambda s: s.spec, placement.shardings(state, mesh))
     whole = PartitionSpec()
     control = found.clients.control
     assert found.server.variables.params == {"a": PartitionSpec("model"), "b": whole, "c": whole}

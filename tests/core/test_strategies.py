@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh
 
 import fedjax_opt as fo
-from fedjax_opt.execution import strategies
+from fedjax_opt.execution import client_table, strategies
 from tests.core import problems
 
 SCAFFOLD = fo.scaffold(fo.optimizers.sgd(0.1), option=1)
@@ -99,22 +99,20 @@ def test_wrong_strategies_are_refused(strategy, message):
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_rows_are_written_where_they_belong(count, limit, monkeypatch):
     """Rows that devices computed end up in everybody's table; those with no place, nowhere."""
-    monkeypatch.setitem(strategies._EXCHANGED_BYTES, "cpu", limit)
+    monkeypatch.setitem(client_table._EXCHANGED_BYTES, "cpu", limit)
     rng = np.random.default_rng(count)
     table = {"a": rng.normal(size=(9, 2, 3)), "b": rng.integers(9, size=9)}
     size = strategies.round_up(sharded(count), 7)
     places = np.full(size, 9)
     places[:7] = [4, 9, 0, 8, 1, 9, 5]
     rows = {"a": rng.normal(size=(size, 2, 3)), "b": rng.integers(9, size=size)}
-    found = jax.jit(lambda *x: strategies.write_rows(sharded(count), *x))(table, rows, places)
+    found = jax.jit(lambda *x: client_table.write(sharded(count).mesh, *x))(table, rows, places)
     expected = {name: array.copy() for name, array in table.items()}
     for place, i in ((4, 0), (0, 2), (8, 3), (1, 4), (5, 6)):
         for name in expected:
             expected[name][place] = rows[name][i]
     problems.assert_identical(found, expected)
-    elsewhere = strategies.write_rows(
-        fo.Strategy("scan"), *jax.tree.map(jnp.asarray, (table, rows, places))
-    )
+    elsewhere = client_table.write(None, *jax.tree.map(jnp.asarray, (table, rows, places)))
     problems.assert_identical(elsewhere, expected)
 
 

@@ -4,16 +4,17 @@ A mesh has an axis of clients and may have an axis of the model. Clients are div
 the second each large array of a state is cut along its longest axis that divides evenly.
 """
 
+import dataclasses
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_opt.core.state import FederatedState
+from fedjax_opt.execution.jobs import Rows, Sum, Tree
 
 CLIENTS, MODEL = "clients", "model"
 
@@ -24,44 +25,12 @@ _WHOLE = 1024
 _SMALL_BYTES = 2**20
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class PerDevice:
     """Arrays of which each device has its own part, next to each other along their leading axis."""
 
-    def __init__(self, tree: Any) -> None:
-        self.tree = tree
-
-    def tree_flatten(self) -> tuple[tuple[Any], None]:
-        """The arrays as the only child."""
-        return (self.tree,), None
-
-    @classmethod
-    def tree_unflatten(cls, _: None, children: Any) -> "PerDevice":
-        """The same with other arrays."""
-        return cls(*children)
-
-
-def located(function: Callable[..., Any], *fixed: Any) -> Callable[..., Any]:
-    """A function of (examples, (offset, size), ...) for a device that looks the offset up itself."""
-    return partial(_located, function, fixed)
-
-
-def _located(function, fixed, own, feed, *rest):
-    examples, offsets = own.tree
-    client, size = feed
-    return function(*fixed, examples, (offsets[client], size), *rest)
-
-
-def specs_of(tree: Any) -> Any:
-    """What `shard_map` is told of a tree: each device sees all of it, but of `PerDevice` its own."""
-
-    def spec(x):
-        return PartitionSpec(CLIENTS) if isinstance(x, PerDevice) else PartitionSpec()
-
-    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, PerDevice))
-    if not any(isinstance(leaf, PerDevice) for leaf in leaves):
-        return PartitionSpec()
-    return jax.tree.map(spec, tree, is_leaf=lambda x: isinstance(x, PerDevice))
+    tree: chex.ArrayTree
 
 
 def over_all_devices() -> Mesh:
@@ -94,12 +63,12 @@ def is_divided(mesh: Mesh | None) -> bool:
     return mesh is not None and (num_parts(mesh) > 1 or MODEL not in mesh.axis_names)
 
 
-def manual_axes(mesh: Mesh) -> dict[str, Any]:
+def manual_axes(mesh: Mesh) -> dict[str, frozenset[str]]:
     """What `shard_map` is told: over the axis of the model, if any, the compiler divides by itself."""
     return {"axis_names": frozenset({CLIENTS})} if MODEL in mesh.axis_names else {}
 
 
-def put(tree: Any, mesh: Mesh) -> Any:
+def put(tree: Tree, mesh: Mesh) -> Tree:
     """Arrays on the devices of the mesh: states as `shardings` says, the rest whole on each.
 
     Every process has to have the same ones.
@@ -109,7 +78,7 @@ def put(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(_put, tree, shardings(tree, mesh))
 
 
-def shardings(tree: Any, mesh: Mesh) -> Any:
+def shardings(tree: Tree, mesh: Mesh) -> Tree:
     """Where each array of a tree belongs.
 
     Over the axis of the model, an array of a server's state, or of one client's, is cut along its
@@ -130,30 +99,29 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(of_any, tree, is_leaf=lambda x: isinstance(x, FederatedState))
 
 
-def table_shardings(clients: Any, mesh: Mesh) -> Any:
+def table_shardings(clients: Tree, mesh: Mesh) -> Tree:
     """Where each array of the clients' states, stacked `[R, ...]`, belongs."""
     return jax.tree.map(lambda x: _cut(x, 1, mesh), clients)
 
 
-def made(make: Callable[[], Any], mesh: Mesh | None) -> Any:
+def make_sharded(make: Callable[[], Tree], mesh: Mesh) -> Tree:
     """What a function returns, made where it belongs: a model may be too large for any one device."""
-    if mesh is None or MODEL not in mesh.axis_names:
+    if MODEL not in mesh.axis_names:
         return make()
     return jax.jit(make, out_shardings=shardings(jax.eval_shape(make), mesh))()
 
 
-def settled(tree: Any, mesh: Mesh | None) -> Any:
+def keep_sharding(tree: Tree, mesh: Mesh) -> Tree:
     """Inside a program: arrays where `put` puts them, so that the next round finds them there."""
     if is_simple(mesh):
         return tree
-    assert mesh is not None  # or it were simple
     return jax.tree.map(jax.lax.with_sharding_constraint, tree, shardings(tree, mesh))
 
 
-def known_to_all(tree: Any, mesh: Mesh) -> Any:
+def replicate(tree: Tree, mesh: Mesh) -> Tree:
     """Inside a program: arrays that every device is to compute for itself, or to be told at once.
 
-    Without a word the compiler divides what belongs to a cohort over the devices that need it, and then
+    Otherwise the compiler divides what belongs to a cohort over the devices that need it, and then
     gathers it again wherever all of it is asked for: a small message each time, which costs as much
     as that of a model where devices are in different processes.
     """
@@ -161,40 +129,64 @@ def known_to_all(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, everywhere), tree)
 
 
-def told_to_all(stacked: Any, mesh: Mesh) -> Any:
+def over_devices(
+    mesh: Mesh,
+    work: Callable[..., tuple[Sum, Rows]],
+    shared: object,
+    *by_place: object,
+) -> tuple[Sum, Rows]:
+    """`work(shared, *mine) -> (summed, stacked)` on each device, which has its own part by place."""
+
+    def on_one_device(shared, *mine):
+        summed, stacked = work(shared, *mine)
+        return _summed(summed, mesh), stacked
+
+    def spec(x):
+        return PartitionSpec(CLIENTS) if isinstance(x, PerDevice) else PartitionSpec()
+
+    specs = jax.tree.map(spec, shared, is_leaf=lambda x: isinstance(x, PerDevice))
+    split = PartitionSpec(CLIENTS)
+    summed, stacked = jax.shard_map(
+        on_one_device,
+        mesh=mesh,
+        in_specs=(specs, *[split] * len(by_place)),
+        out_specs=(PartitionSpec(), split),
+        check_vma=False,
+        **manual_axes(mesh),
+    )(shared, *replicate(by_place, mesh))
+    return summed, share_small(stacked, mesh)
+
+
+def share_small(stacked: Tree, mesh: Mesh) -> Tree:
     """Inside a program: of results by client, those that are one number each go to all processes."""
     if not mesh.is_multi_process:
         return stacked
-    return jax.tree.map(lambda x: known_to_all(x, mesh) if x.ndim == 1 else x, stacked)
+    return jax.tree.map(lambda x: replicate(x, mesh) if x.ndim == 1 else x, stacked)
 
 
-def summed(tree: Any, mesh: Mesh) -> Any:
+def _summed(tree: Tree, mesh: Mesh) -> Tree:
     """Inside `shard_map`: sums over the devices that have different clients.
 
     Between processes each array is a message, so small ones travel together.
     """
-    leaves, structure = jax.tree.flatten(tree)
     if not mesh.is_multi_process:
         return jax.lax.psum(tree, CLIENTS)
-    small: dict[Any, list[int]] = {}
-    for place, leaf in enumerate(leaves):
-        if leaf.nbytes <= _SMALL_BYTES:
-            small.setdefault(leaf.dtype, []).append(place)
-    for places in small.values():
-        joined = jnp.concatenate([leaves[place].reshape(-1) for place in places])
-        ends = np.cumsum([leaves[place].size for place in places])[:-1]
-        for place, part in zip(places, jnp.split(jax.lax.psum(joined, CLIENTS), ends), strict=True):
-            leaves[place] = part.reshape(leaves[place].shape)
-    together = {place for places in small.values() for place in places}
-    alone = [place for place in range(len(leaves)) if place not in together]
-    for place, total in zip(
-        alone, jax.lax.psum([leaves[place] for place in alone], CLIENTS), strict=True
-    ):
-        leaves[place] = total
+    leaves, structure = jax.tree.flatten(tree)
+    together: dict[str, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        name = str(leaf.dtype) if leaf.nbytes <= _SMALL_BYTES else f"array {i}"
+        together.setdefault(name, []).append(i)
+    messages = [
+        jnp.concatenate([leaves[i].reshape(-1) for i in group]) for group in together.values()
+    ]
+    for total, group in zip(jax.lax.psum(messages, CLIENTS), together.values(), strict=True):
+        ends = np.cumsum([leaves[i].size for i in group])[:-1]
+        for i, part in zip(group, jnp.split(total, ends), strict=True):
+            leaves[i] = part.reshape(leaves[i].shape)
     return jax.tree.unflatten(structure, leaves)
 
 
-def fetched(tree: Any) -> Any:
+def fetched(tree: Tree) -> Tree:
     """Arrays on the host, whole; what is divided over processes is brought together.
 
     All processes must call it, on the same arrays.
@@ -210,7 +202,7 @@ def fetched(tree: Any) -> Any:
     return jax.tree.map(one, tree)
 
 
-def _cut(x: Any, first: int, mesh: Mesh) -> NamedSharding:
+def _cut(x: chex.Array, first: int, mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, _spec(jnp.shape(x), first, mesh.shape.get(MODEL, 1)))
 
 
@@ -223,12 +215,12 @@ def _spec(shape: tuple[int, ...], first: int, parts: int) -> PartitionSpec:
     return PartitionSpec(*[None] * axis, MODEL)
 
 
-def _put(x: Any, sharding: NamedSharding) -> Any:
+def _put(x: Tree, sharding: NamedSharding) -> Tree | jax.Array:
     """One array of all processes, from the same array in each; nothing is sent between them."""
     if not sharding.mesh.is_multi_process:
         return jax.device_put(x, sharding)
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        words = _put(jax.random.key_data(x), sharding)
+        words = jnp.asarray(_put(jax.random.key_data(x), sharding))
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
     # A number whose dtype gives way to others' would lose that; a program takes it as it is.
     if isinstance(x, (bool, int, float, complex)) or getattr(x, "weak_type", False):

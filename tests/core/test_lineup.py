@@ -1,5 +1,7 @@
 """Clients dealt to devices by work."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from jax.sharding import Mesh
 
 import fedjax_opt as fo
-from fedjax_opt.execution import balance, strategies
+from fedjax_opt.execution import lineup, strategies
 from tests.core import problems
 
 
@@ -17,19 +19,17 @@ def test_parts_have_their_share(parts):
     rng = np.random.default_rng(parts)
     for each in (1, 2, 5):
         work = rng.pareto(1.0, size=parts * each).astype(np.float64)
-        dealt = np.asarray(balance.deal(jnp.asarray(work), parts))
+        dealt = np.asarray(lineup.deal(jnp.asarray(work), parts))
         assert sorted(dealt) == list(range(parts * each))
         loads = work[dealt].reshape(parts, each).sum(axis=1)
         assert np.ptp(loads) <= work.max()
-        restored = balance.undo(jnp.asarray(dealt), jnp.asarray(work[dealt]))
-        np.testing.assert_array_equal(restored, work)
 
 
 def test_a_snake_by_hand():
     """9 7 5 to and fro: 9 with 4 and 3, 7 with 5 and 1; the absent are last."""
-    dealt = balance.deal(jnp.array([1, 9, 4, 7, 5, 3]), 2)
+    dealt = lineup.deal(jnp.array([1, 9, 4, 7, 5, 3]), 2)
     assert np.asarray(dealt).tolist() == [1, 2, 5, 3, 4, 0]
-    dealt = balance.deal(jnp.array([0, 2, 0, 2]), 2)
+    dealt = lineup.deal(jnp.array([0, 2, 0, 2]), 2)
     assert np.asarray(dealt).tolist() == [1, 2, 3, 0]
 
 
@@ -37,21 +37,31 @@ def _mesh(count):
     return Mesh(np.array(jax.devices()[:count]), ("clients",))
 
 
-def test_nothing_is_computed_for_the_absent():
+class Client(NamedTuple):
+    number: jax.Array
+    num_steps: jax.Array
+
+
+def test_nothing_is_computed_for_who_fills_up():
     strategy = strategies.resolve(fo.Strategy("sharded", mesh=_mesh(2)))
     computed = []
 
     def function(shared, client):
-        jax.debug.callback(lambda c: computed.append(int(c)), client)
-        return shared * client, client + 1.0
+        jax.debug.callback(lambda c: computed.append(int(c)), client.number)
+        return shared * client.number, client.number + 1.0
 
-    def play(clients):
-        return strategies.map_reduce(strategy, function, 2.0, clients, lambda c: c == 0)
+    def play(numbers):
+        steps = jnp.array([1, 2, 3])
+        places = lineup.Lineup(strategy, steps, unequal=True)
+        summed, stacked = places.map(function, 2.0, places.seat(Client(numbers, steps)))
+        return summed, stacked, places.in_order(stacked)
 
-    summed, stacked = jax.jit(play)(jnp.array([3.0, 0.0, 4.0, 0.0]))
+    summed, by_place, in_order = jax.jit(play)(jnp.array([3.0, 5.0, 4.0]))
     jax.effects_barrier()
-    assert sorted(computed) == [3, 4]
-    assert float(summed) == 14 and np.asarray(stacked).tolist() == [4, 0, 5, 0]
+    assert sorted(computed) == [3, 4, 5]
+    assert float(summed) == 24
+    assert np.asarray(by_place).tolist() == [5, 0, 6, 4]
+    assert np.asarray(in_order).tolist() == [4, 6, 5]
 
 
 def test_results_stay_in_the_order_of_the_cohort():

@@ -17,16 +17,19 @@ R. McNaughton (1959), Scheduling with deadlines and loss functions, Management S
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from fedjax_opt.core import trees
-from fedjax_opt.execution import meshes, strategies
-from fedjax_opt.execution.jobs import Job
-from fedjax_opt.execution.strategies import AXIS, Strategy
+from fedjax_opt.execution import placement
+from fedjax_opt.execution.jobs import Client, Job, Rows, Shared, Sum
+from fedjax_opt.execution.placement import CLIENTS
+from fedjax_opt.execution.strategies import Strategy
 
 
 class Shift(NamedTuple):
@@ -40,17 +43,12 @@ class Shift(NamedTuple):
       is_done: these are its last steps.
     """
 
-    first: Any
-    end: Any
-    is_new: Any
-    is_taken_over: Any
-    is_passed_on: Any
-    is_done: Any
-
-
-def num_stops(size: int, parts: int) -> int:
-    """How often the devices stop to hand over models; it does not depend on K."""
-    return -(-parts // (size - parts))
+    first: jax.Array
+    end: jax.Array
+    is_new: jax.Array
+    is_taken_over: jax.Array
+    is_passed_on: jax.Array
+    is_done: jax.Array
 
 
 def owners(size: int, parts: int) -> np.ndarray:
@@ -73,17 +71,12 @@ def heads(size: int, parts: int) -> np.ndarray:
     return np.append(0, last[:-1])
 
 
-def timetable(size: int, parts: int, steps: Any) -> Shift:
-    """All shifts `[parts, stops + 1, 1 + most]`: of the neighbour's client, then of its own.
-
-    Args:
-      size: the clients, more than devices.
-      parts: the devices.
-      steps: K, of every client; it may be traced.
-    """
+def timetable(size: int, parts: int, steps: chex.Numeric) -> Shift:
+    """All shifts `[parts, stops + 1, 1 + most]`: of the neighbour's client, then of its own."""
     steps = jnp.asarray(steps, jnp.int32)
     each, rest = divmod(size, parts)
-    stops, most = num_stops(size, parts), -(-size // parts)
+    # How often the devices stop to hand over models: it does not depend on K.
+    stops, most = -(-parts // (size - parts)), -(-size // parts)
     # Where a device's piece of the line begins, rounded up to whole steps, its neighbour's client ends
     # `head` steps later. Written so that no product is larger than K times devices.
     under = (np.arange(parts + 1) * rest % parts).astype(np.int32)
@@ -121,54 +114,46 @@ def applies(strategy: Strategy, size: int, unequal: bool) -> bool:
     Between processes a model would take longer to travel; and one that is divided stays where it is.
     """
     mesh = strategy.mesh
-    if mesh is None or strategy.inner != "scan" or not meshes.is_simple(mesh) or unequal:
+    if mesh is None or strategy.inner != "scan" or not placement.is_simple(mesh) or unequal:
         return False
-    parts = meshes.num_parts(mesh)
+    parts = placement.num_parts(mesh)
     return size > parts and size % parts > 0
 
 
 def map_reduce(
-    strategy: Strategy,
-    job_of: Callable[[Any, Any], Job],
-    shared: Any,
-    clients: Any,
+    mesh: Mesh,
+    job_of: Callable[[Shared, Client], Job[tuple[Sum, Rows]]],
+    apart: Callable[[Shared, Client], tuple[Sum, Rows]],
+    shared: Shared,
+    clients: Client,
     size: int,
-    steps: jax.Array | int,
-) -> tuple[Any, Any]:
+    steps: chex.Numeric,
+) -> tuple[Sum, Rows]:
     """As `strategies.map_reduce`, for jobs of equally many steps.
 
-    Derivatives are taken of the same clients without handing over, whose loops have a known length.
-
     Args:
-      strategy: 'sharded', one client at a time.
+      mesh: the devices.
       job_of: (shared, one client's inputs) -> its job.
+      apart: does the same without handing over. Derivatives are taken of it: its loops have a known
+        length.
       shared: inputs that every client sees.
       clients: their inputs, in the order of `places`.
       size: how many clients there are, without fillers.
       steps: K; a client whose own job has fewer steps takes those.
     """
-    mesh = strategy.mesh
-    assert mesh is not None
-    parts = meshes.num_parts(mesh)
-    is_filler = places(size, parts) >= size
+    parts = placement.num_parts(mesh)
 
     @jax.custom_jvp
-    def relayed(shared, clients, steps):
+    def handed_over(shared, clients, steps):
         first = jax.tree.map(lambda x: x[heads(size, parts)], clients)
         shifts = timetable(size, parts, steps)
-        return strategies.over_devices(mesh, partial(_play, job_of), shared, clients, first, shifts)
+        return placement.over_devices(mesh, partial(_play, job_of), shared, clients, first, shifts)
 
-    def apart(shared, clients):
-        def one(shared, client_and_filler):
-            return job_of(shared, client_and_filler[0]).whole()
-
-        return strategies.map_reduce(strategy, one, shared, (clients, is_filler), lambda c: c[1])
-
-    @relayed.defjvp
+    @handed_over.defjvp
     def _(primals, tangents):
         return jax.jvp(apart, primals[:2], tangents[:2])
 
-    return relayed(shared, clients, steps)
+    return handed_over(shared, clients, steps)
 
 
 def _play(job_of, shared, mine, head, shifts):
@@ -204,8 +189,8 @@ def _play(job_of, shared, mine, head, shifts):
         now, passed_on, _, ended = jax.lax.fori_loop(
             0, num_turns, lambda turn, memory: one_shift(phase, turn, memory), memory
         )
-        back = [(i, i - 1) for i in range(1, jax.lax.axis_size(AXIS))]
-        arrived = jax.tree.map(lambda x: jax.lax.ppermute(x, AXIS, back), passed_on)
+        back = [(i, i - 1) for i in range(1, jax.lax.axis_size(CLIENTS))]
+        arrived = jax.tree.map(lambda x: jax.lax.ppermute(x, CLIENTS, back), passed_on)
         return now, passed_on, arrived, ended
 
     memory = (carry, carry, carry, (trees.zeros_like(summed), results))

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh
 
 import fedjax_opt as fo
-from fedjax_opt.execution import relay, strategies
+from fedjax_opt.execution import handover, strategies
 from tests.core import problems
 
 
@@ -24,10 +24,12 @@ def _strategy(count):
 def test_everyone_takes_each_step_once_and_in_order(size, parts):
     """For every K, devices have equally much to do, and clients move at a stop to the device before."""
     counts = np.arange(1, 31)
-    every = jax.vmap(lambda steps: relay.timetable(size, parts, steps))(counts)
-    places = relay.places(size, parts)
+    every = jax.vmap(lambda steps: handover.timetable(size, parts, steps))(counts)
+    places = handover.places(size, parts)
     assert sorted(places) == list(range(len(places)))
-    here = np.concatenate([places[relay.heads(size, parts)][:, None], places.reshape(parts, -1)], 1)
+    here = np.concatenate(
+        [places[handover.heads(size, parts)][:, None], places.reshape(parts, -1)], 1
+    )
     for steps, first, end in zip(
         counts, np.asarray(every.first), np.asarray(every.end), strict=True
     ):
@@ -41,16 +43,16 @@ def test_everyone_takes_each_step_once_and_in_order(size, parts):
                     taken[here[part, turn]] += [(phase, part, k) for k in span]
         for client, path in taken.items():
             assert [k for _, _, k in path] == list(range(steps))
-            assert path[-1][1] == relay.owners(size, parts)[client]
+            assert path[-1][1] == handover.owners(size, parts)[client]
             for (phase, part, _), (next_phase, next_part, _) in itertools.pairwise(path):
                 assert next_part == part or (next_part == part - 1 and next_phase > phase)
 
 
 def test_flags_by_hand():
     """Five clients, two devices, K = 10: the example of the module."""
-    shifts = jax.tree.map(np.asarray, relay.timetable(5, 2, 10))
-    assert relay.places(5, 2).tolist() == [0, 1, 2, 3, 4, 5]
-    assert relay.heads(5, 2)[1] == 2
+    shifts = jax.tree.map(np.asarray, handover.timetable(5, 2, 10))
+    assert handover.places(5, 2).tolist() == [0, 1, 2, 3, 4, 5]
+    assert handover.heads(5, 2)[1] == 2
     spans = np.stack([shifts.first, shifts.end], axis=-1).tolist()
     # Both stop after 16 steps.
     assert spans[0][0][1:] == [[0, 10], [0, 6], [5, 5]]
@@ -87,7 +89,7 @@ def test_same_numbers_as_on_one_device(size, devices):
         )
 
     strategy = _strategy(devices)
-    assert relay.applies(strategies.resolve(strategy), size, unequal=False)
+    assert handover.applies(strategies.resolve(strategy), size, unequal=False)
     play(strategy, 5)
     compiled = len(traces)
     for steps in (1, 2, 7):
@@ -128,9 +130,9 @@ def test_no_client_is_computed_twice():
 def test_only_where_it_helps():
     """Equal work, more clients than devices, and some left over."""
     strategy = strategies.resolve(_strategy(2))
-    assert relay.applies(strategy, 5, unequal=False)
-    assert not relay.applies(strategy, 5, unequal=True)
-    assert not relay.applies(strategy, 4, unequal=False)
-    assert not relay.applies(strategy, 1, unequal=False)
-    assert not relay.applies(strategy._replace(inner="vmap"), 5, unequal=False)
-    assert not relay.applies(strategies.resolve("scan"), 5, unequal=False)
+    assert handover.applies(strategy, 5, unequal=False)
+    assert not handover.applies(strategy, 5, unequal=True)
+    assert not handover.applies(strategy, 4, unequal=False)
+    assert not handover.applies(strategy, 1, unequal=False)
+    assert not handover.applies(strategy._replace(inner="vmap"), 5, unequal=False)
+    assert not handover.applies(strategies.resolve("scan"), 5, unequal=False)
