@@ -168,14 +168,18 @@ def share_small(stacked: Tree, mesh: Mesh) -> Tree:
         return stacked
     columns = []
     for x in (leaves[i] for i in small):
-        x = x.astype(jnp.uint8) if x.dtype == bool else jax.lax.bitcast_convert_type(x, jnp.uint8)
+        x = (
+            x.astype(jnp.uint8)
+            if x.dtype == jnp.bool_
+            else jax.lax.bitcast_convert_type(x, jnp.uint8)
+        )
         columns.append(x.reshape(len(x), -1))
     ends = np.cumsum([x.shape[1] for x in columns])[:-1]
     received = jnp.split(replicate(jnp.concatenate(columns, axis=1), mesh), ends, axis=1)
     for i, x in zip(small, received, strict=True):
         x = x[:, 0] if x.shape[1] == 1 else x
         dtype = leaves[i].dtype
-        leaves[i] = x != 0 if dtype == bool else jax.lax.bitcast_convert_type(x, dtype)
+        leaves[i] = x != 0 if dtype == jnp.bool_ else jax.lax.bitcast_convert_type(x, dtype)
     return jax.tree.unflatten(structure, leaves)
 
 
