@@ -208,6 +208,7 @@ def work(cases: list[str], output: Path) -> None:
             continue
         run = played(fo, algorithm, problems[problem_name], strategy)
         found |= {f"{case}|{key}": value for key, value in numbers_of(run).items()}
+        jax.clear_caches()  # the programs of all cases together need more memory maps than Linux grants
         seconds = time.perf_counter() - start
         print(f"{i}/{len(cases)} {case} {seconds:.1f} s", file=sys.stderr, flush=True)
     np.savez(output, **found)
