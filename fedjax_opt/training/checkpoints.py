@@ -13,6 +13,7 @@ checkpoints before the new one is sealed: with one to keep, 8 of 20 kills left n
 here 0 of 20. Nor could one that lost its seal be told from one that had none yet.
 """
 
+import base64
 import hashlib
 import io
 import json
@@ -33,14 +34,14 @@ from fedjax_opt.core.state import FederatedState
 from fedjax_opt.execution import distributed
 from fedjax_opt.storage import durable
 from fedjax_opt.training import fingerprint
+from fedjax_opt.training.extensions import Memory
 
-_FORMAT, _VERSION = "fedjax_opt checkpoint", 3
+_FORMAT, _VERSION = "fedjax_opt checkpoint", 4
 _ABOUT, _STATE, _HISTORY, _LOCK = "about.json", "state", "history", ".lock"
-_OLD_MANIFEST = "manifest.json"  # of versions 1 and 2
 _PARTIAL, _DELETED = ".partial-", ".deleted-"
 # What grows by rows, of which a checkpoint writes the new ones.
 _GROWING = ("rounds", "evaluations")
-_ARRAY = "dtype of array"  # marks an array in what is otherwise JSON
+_ARRAY = "__array__"  # marks an array in what is otherwise JSON
 
 
 class Checkpoints:
@@ -136,7 +137,7 @@ class Checkpoints:
         state: FederatedState,
         history: Mapping[str, Any],
         *,
-        identity: Mapping[str, Any] | None = None,
+        identity: fingerprint.Texts | None = None,
         metrics: Mapping[str, float] | None = None,
         protect: Iterable[int] = (),
         round: int | None = None,
@@ -148,8 +149,8 @@ class Checkpoints:
 
         Args:
           state: the state.
-          history: what else is to be kept, mappings of arrays and of what JSON can write. The arrays in
-            'rounds' and in 'evaluations' grow: of these, only the rows since the last checkpoint are
+          history: what else is to be kept: mappings, lists, numbers, texts, None and arrays. The arrays
+            in 'rounds' and in 'evaluations' grow: of these, only the rows since the last checkpoint are
             written.
           identity: what makes this run the one that it is, texts by path by part; `simulate` describes
             its own. A run that is resumed with another one is refused.
@@ -164,7 +165,6 @@ class Checkpoints:
         """
         number = int(state.round) if round is None else round
         if metrics is not None:
-            metrics = {name: float(x) for name, x in metrics.items()}
             self.check_metrics(metrics)
         newest = distributed.from_first(self.latest_round)
         if newest is not None and number <= newest:
@@ -173,15 +173,14 @@ class Checkpoints:
                 " cannot be the newest. Choose another directory, or call delete_after with the round"
                 " from which the run goes on."
             )
-        growing = {name: history[name] for name in _GROWING if name in history}
-        rows, counts = self._new_rows(growing)
+        rows, counts = self._new_rows(history)
         about = fingerprint.circumstances() | {
             "format": _FORMAT,
             "version": _VERSION,
             "round": number,
             "leaves": _describe(state),
-            "metrics": metrics or {},
-            "memory": json.dumps(dict(history) | {name: {} for name in growing}, default=_as_json),
+            "metrics": {name: float(x) for name, x in (metrics or {}).items()},
+            "memory": as_text(dict(history) | {name: {} for name in counts}),
             **(identity or {}),
         }
         if self._writer is None:
@@ -193,7 +192,7 @@ class Checkpoints:
             folder.mkdir()
         flat = {name: _copied(leaf) for name, leaf in _flat(state).items() if leaf.size}
         self._writer.save(folder / _STATE, args=self._orbax.args.StandardSave(flat))
-        task = self._finish, number, about, rows, counts, tuple(protect)
+        task = self._finish, folder, about, rows, counts, tuple(protect)
         self._pending = number, self._worker.submit(*task)
         if not self._asynchronous:
             self.wait()
@@ -206,15 +205,13 @@ class Checkpoints:
             for entry in self.directory.iterdir():
                 if entry.name.startswith((_PARTIAL, _DELETED)):
                     shutil.rmtree(entry, ignore_errors=True)
-            _forget_after(self.directory, max(_numbers(self.directory), default=-1))
+            self._forget_after(max(_numbers(self.directory), default=-1))
 
-    def _new_rows(
-        self, growing: Mapping[str, Mapping[str, Any]]
-    ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    def _new_rows(self, history: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, int]]:
         """Copies of the rows that no file has yet, and their number by section."""
         rows, counts = {}, {}
-        for section, columns in growing.items():
-            lengths = {len(column) for column in columns.values()}
+        for section in filter(history.__contains__, _GROWING):
+            lengths = {len(column) for column in history[section].values()}
             old = sum(file["rows"].get(section, 0) for file in self._written)
             if len(lengths) > 1 or max(lengths, default=0) < old:
                 raise ValueError(
@@ -222,58 +219,50 @@ class Checkpoints:
                     f" the {old} that are saved already, got {sorted(lengths)}."
                 )
             counts[section] = max(lengths, default=0) - old
-            rows |= {
-                f"{section}/{name}": np.array(column[old:]) for name, column in columns.items()
-            }
+            for name, column in history[section].items():
+                rows[f"{section}/{name}"] = np.array(column[old:])
         return rows, counts
 
     def _finish(
         self,
-        number: int,
+        partial: pathlib.Path,
         about: dict[str, Any],
         rows: dict[str, np.ndarray],
         counts: dict[str, int],
         protect: tuple[int, ...],
     ) -> None:
         """Seals a checkpoint when all processes have written their part of it."""
-        partial = self.directory / f"{_PARTIAL}{number}"
         try:
             self._writer.wait_until_finished()
             if jax.process_index() != 0:
                 return
-            written = [*self._written, *self._write_rows(number, rows, counts)]
+            written = [*self._written]
+            if any(counts.values()):
+                written.append(self._write_rows(about["round"], rows) | {"rows": counts})
             about |= {_HISTORY: written, "sealed": durable.seal(partial)}
             durable.write_json(partial / _ABOUT, about)
-            partial.rename(self.directory / str(number))
+            partial.rename(self.directory / str(about["round"]))
             durable.force_names(self.directory)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         self._written = written
-        for old in self._superfluous(protect):
-            _delete(self.directory, old)
+        numbers = _numbers(self.directory)
+        stay = {*numbers[-self.keep :], *protect, self._best()}
+        every = self._keep_every
+        for old in numbers:
+            if old not in stay and (every is None or old % every):
+                _delete(self.directory, old)
 
-    def _write_rows(
-        self, number: int, rows: dict[str, np.ndarray], counts: dict[str, int]
-    ) -> list[dict[str, Any]]:
-        """Writes a file of the history, if there is something new; what a checkpoint says of it."""
-        if not any(counts.values()):
-            return []
+    def _write_rows(self, number: int, rows: dict[str, np.ndarray]) -> dict[str, Any]:
+        """Writes a file of the history; what a checkpoint says of it."""
         first = self._written[-1]["last"] if self._written else 0
         path = self.directory / _HISTORY / f"{first:05d}-{number:05d}.npz"
         path.parent.mkdir(exist_ok=True)
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **rows)
         durable.replace(path, buffer.getvalue())
-        checksum = _sha256(buffer.getvalue())
-        return [{"file": path.name, "last": number, "rows": counts, "sha256": checksum}]
-
-    def _superfluous(self, protect: tuple[int, ...]) -> list[int]:
-        numbers = _numbers(self.directory)
-        stay = {*numbers[-self.keep :], *protect, self._best()}
-        if self._keep_every is not None:
-            stay |= {number for number in numbers if number % self._keep_every == 0}
-        return [number for number in numbers if number not in stay]
+        return {"file": path.name, "last": number, "sha256": _sha256(buffer.getvalue())}
 
     def _best(self) -> int | None:
         if self._best_metric is None:
@@ -282,11 +271,12 @@ class Checkpoints:
         for number in _numbers(self.directory):
             try:
                 about = durable.read_json(self.directory / str(number) / _ABOUT)
-                values[number] = sign * float(about["metrics"].get(self._best_metric, math.nan))
+                value = float(about["metrics"].get(self._best_metric, math.nan))
             except (ValueError, KeyError):  # what cannot be read is not the best
                 continue
-        known = [number for number, value in values.items() if not math.isnan(value)]
-        return min(known, key=lambda number: (values[number], number), default=None)
+            if not math.isnan(value):
+                values[number] = sign * value
+        return min(values, key=lambda number: (values[number], number), default=None)
 
     def wait(self) -> None:
         """Returns when nothing is being written any more; raises what went wrong with it."""
@@ -303,7 +293,7 @@ class Checkpoints:
         self,
         state: FederatedState,
         *,
-        identity: Mapping[str, Any] | None = None,
+        identity: fingerprint.Texts | None = None,
         round: int | None = None,
     ) -> tuple[FederatedState, dict[str, Any]]:
         """A checkpoint's state and history, after all of its checksums have been verified.
@@ -328,22 +318,54 @@ class Checkpoints:
             raise ValueError(f"{self.directory} holds {which} to restore; it has {rounds}.")
         where = f"The checkpoint of round {number} in {self.directory}"
         try:
-            about = _verified(self.directory, number)
-            here = {"leaves": _describe(state)}
-            fingerprint.check_same_run(about, here | dict(identity or {}), self._allow, where)
+            about = self._verified(number)
+            here = {"leaves": _describe(state), **(identity or {})}
+            fingerprint.check_same_run(about, here, self._allow, where)
             restored = self._read_state(self.directory / str(number), state)
-            history = _read_history(self.directory, about)
+            history = self._read_history(about)
         except fingerprint.OtherRun as error:
             raise ValueError(f"{where} {error}") from None
         except Exception as error:
-            raise ValueError(
-                f"{where} cannot be read: {str(error).removesuffix('.')}."
-                f" {_way_on(self.directory, number)}"
-            ) from error
+            why = str(error).removesuffix(".")
+            raise ValueError(f"{where} cannot be read: {why}. {self._way_on(number)}") from error
         self._written = about[_HISTORY]
         return restored, history
 
-    def _read_state(self, folder: pathlib.Path, like: chex.ArrayTree) -> Any:
+    def _verified(self, number: int) -> dict[str, Any]:
+        """What a checkpoint says of itself, after comparing each of its files with its checksum."""
+        folder = self.directory / str(number)
+        about = durable.read_json(folder / _ABOUT)
+        if (about.get("format"), about.get("version")) != (_FORMAT, _VERSION):
+            raise ValueError(
+                f"it is of format {about.get('format')!r}, version {about.get('version')}; this version"
+                f" of fedjax_opt reads {_FORMAT!r}, version {_VERSION}"
+            )
+        if about["round"] != number:
+            raise ValueError(f"it was written as that of round {about['round']!r}")
+        durable.verify(folder, about["sealed"] | {_ABOUT: _sha256((folder / _ABOUT).read_bytes())})
+        for file in about[_HISTORY]:
+            path = self.directory / _HISTORY / file["file"]
+            with durable.named(path, "cannot be read"):
+                content = path.read_bytes()
+            if _sha256(content) != file["sha256"]:
+                raise ValueError(f"{path} is damaged: its SHA-256 is not what was written")
+        return about
+
+    def _way_on(self, number: int) -> str:
+        """How to resume in spite of a damaged checkpoint."""
+        numbers = _numbers(self.directory)
+        for earlier in reversed([n for n in numbers if n < number]):
+            try:
+                self._verified(earlier)
+            except (ValueError, KeyError):
+                continue
+            folders = [str(self.directory / str(n)) for n in numbers if earlier < n <= number]
+            return (
+                f"Move {' and '.join(folders)} away to resume from round {earlier}, which is whole."
+            )
+        return "No earlier one is whole: move the directory away to begin anew."
+
+    def _read_state(self, folder: pathlib.Path, like: FederatedState) -> FederatedState:
         """The state, on the devices where another one like it is."""
         flat = _flat(like)
         wanted = {name: _wanted(leaf) for name, leaf in flat.items() if leaf.size}
@@ -360,6 +382,18 @@ class Checkpoints:
         ]
         return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
+    def _read_history(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        history = from_text(about["memory"])
+        parts: dict[str, list[np.ndarray]] = {}
+        for file in about[_HISTORY]:
+            with np.load(self.directory / _HISTORY / file["file"]) as found:
+                for name in found.files:
+                    parts.setdefault(name, []).append(found[name])
+        for name, columns in parts.items():
+            section, _, column = name.partition("/")
+            history[section][column] = np.concatenate(columns)
+        return history
+
     def delete_after(self, round_number: int) -> None:
         """Deletes the checkpoints of later rounds, the newest first: the run went another way.
 
@@ -371,9 +405,15 @@ class Checkpoints:
             self._hold()
             for number in reversed(later):
                 _delete(self.directory, number)
-            _forget_after(self.directory, round_number)
+            self._forget_after(round_number)
             durable.force_names(self.directory)
         self._written = [file for file in self._written if file["last"] <= round_number]
+
+    def _forget_after(self, number: int) -> None:
+        """Removes the history of later rounds, which no checkpoint names any more."""
+        for path in (self.directory / _HISTORY).glob("*-*.npz"):
+            if int(path.stem.partition("-")[2]) > number:
+                path.unlink()
 
     def close(self) -> None:
         """Waits for what is being written, and lets go of the directory until the next `save`."""
@@ -401,14 +441,9 @@ def _import_orbax() -> Any:
     return orbax.checkpoint
 
 
-# Folders and files ------------------------------------------------------------------------------
-
-
 def _numbers(directory: pathlib.Path) -> list[int]:
     """The rounds of the checkpoints that are there, in order."""
-    if not directory.is_dir():
-        return []
-    names = [entry.name for entry in directory.iterdir() if entry.name.isdecimal()]
+    names = [entry.name for entry in directory.glob("[0-9]*") if entry.name.isdecimal()]
     return sorted(int(name) for name in names if str(int(name)) == name)
 
 
@@ -420,89 +455,46 @@ def _delete(directory: pathlib.Path, number: int) -> None:
     shutil.rmtree(going, ignore_errors=True)
 
 
-def _forget_after(directory: pathlib.Path, number: int) -> None:
-    """Removes the history of later rounds, which no checkpoint names any more."""
-    for path in (directory / _HISTORY).glob("*-*.npz"):
-        if int(path.stem.partition("-")[2]) > number:
-            path.unlink()
-
-
-def _verified(directory: pathlib.Path, number: int) -> dict[str, Any]:
-    """What a checkpoint says of itself, after comparing each of its files with its checksum."""
-    folder = directory / str(number)
-    about: dict[str, Any] = {"format": _FORMAT, "version": "1 or 2"}
-    if not (folder / _OLD_MANIFEST).exists():
-        about = durable.read_json(folder / _ABOUT)
-    if (about.get("format"), about.get("version")) != (_FORMAT, _VERSION):
-        raise ValueError(
-            f"it is of format {about.get('format')!r}, version {about.get('version')}; this version of"
-            f" fedjax_opt reads {_FORMAT!r}, version {_VERSION}"
-        )
-    if about["round"] != number:
-        raise ValueError(f"it was written as that of round {about['round']!r}")
-    durable.verify(folder, about["sealed"] | {_ABOUT: _sha256((folder / _ABOUT).read_bytes())})
-    for file in about[_HISTORY]:
-        path = directory / _HISTORY / file["file"]
-        with durable.named(path, "cannot be read"):
-            content = path.read_bytes()
-        if _sha256(content) != file["sha256"]:
-            raise ValueError(f"{path} is damaged: its SHA-256 is not what was written")
-    return about
-
-
-def _way_on(directory: pathlib.Path, number: int) -> str:
-    """How to resume in spite of a damaged checkpoint."""
-    for earlier in reversed([n for n in _numbers(directory) if n < number]):
-        try:
-            _verified(directory, earlier)
-        except (ValueError, KeyError):
-            continue
-        between = [n for n in _numbers(directory) if earlier < n <= number]
-        folders = " and ".join(str(directory / str(n)) for n in between)
-        return f"Move {folders} away to resume from round {earlier}, which is whole."
-    return "No earlier one is whole: move the directory away to begin anew."
-
-
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-# A history as files can hold it -----------------------------------------------------------------
+# What is no state, as text, and back with the same bits ------------------------------------------
 
 
-def _read_history(directory: pathlib.Path, about: Mapping[str, Any]) -> dict[str, Any]:
-    history = json.loads(about["memory"], object_hook=_from_json)
-    parts: dict[str, list[np.ndarray]] = {}
-    for file in about[_HISTORY]:
-        with np.load(directory / _HISTORY / file["file"]) as found:
-            for name in found.files:
-                parts.setdefault(name, []).append(found[name])
-    for name, columns in parts.items():
-        section, _, column = name.partition("/")
-        history[section][column] = np.concatenate(columns)
-    return history
+def as_text(memory: Memory) -> str:
+    """JSON, in which arrays are their bytes; a ValueError for what is neither."""
+    return json.dumps(memory, default=_as_json)
 
 
-def _as_json(value: Any) -> dict[str, Any]:
-    """An array as JSON can hold it, to the bit."""
-    array = np.asarray(value)
-    if array.dtype.kind not in "biufU":
-        raise ValueError(
-            f"history must hold arrays and what JSON can write, got {type(value).__name__}."
-        )
-    return {_ARRAY: str(array.dtype), "shape": array.shape, "values": array.ravel().tolist()}
+def from_text(text: str) -> Memory:
+    """What `as_text` was given; tuples have become lists."""
+    return json.loads(text, object_hook=_from_json)
 
 
-def _from_json(value: dict[str, Any]) -> Any:
-    if _ARRAY not in value:
+def _as_json(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, (np.ndarray, jax.Array)):
+        content = base64.b64encode(np.asarray(value).tobytes()).decode()
+        return {_ARRAY: [str(value.dtype), value.shape, content]}
+    raise ValueError(
+        "What a run remembers must consist of mappings, lists, numbers, texts, None and arrays, got"
+        f" {value!r}."
+    )
+
+
+def _from_json(value: dict[str, Memory]) -> Memory:
+    if value.keys() != {_ARRAY}:
         return value
-    return np.array(value["values"], value[_ARRAY]).reshape(value["shape"])
+    dtype, shape, content = value[_ARRAY]
+    return np.frombuffer(base64.b64decode(content), jnp.dtype(dtype)).reshape(shape).copy()
 
 
 # A state as files can hold it -------------------------------------------------------------------
 
 
-def _flat(tree: chex.ArrayTree) -> dict[str, Any]:
+def _flat(tree: chex.ArrayTree) -> dict[str, chex.Array]:
     """Arrays by place and path; a key as the words that it holds."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {
@@ -511,24 +503,22 @@ def _flat(tree: chex.ArrayTree) -> dict[str, Any]:
     }
 
 
-def _describe(tree: chex.ArrayTree) -> dict[str, str]:
-    """The dtype and shape of each array by path; of a state, also its number of clients."""
-    found = {}
-    if isinstance(tree, FederatedState):
-        found["num_clients"] = fingerprint.of_array(tree.num_clients)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+def _describe(state: FederatedState) -> dict[str, str]:
+    """The number of clients, and the dtype and shape of each array by path."""
+    found = {"num_clients": fingerprint.of_array(state.num_clients)}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         found[jax.tree_util.keystr(path)] = f"{leaf.dtype}{list(leaf.shape)}"
     return found
 
 
-def _is_divided(leaf: Any) -> bool:
+def _is_divided(leaf: chex.Array) -> bool:
     """Whether no process has the whole of an array."""
     return isinstance(leaf, jax.Array) and not (
         leaf.is_fully_addressable or leaf.is_fully_replicated
     )
 
 
-def _copied(leaf: Any) -> Any:
+def _copied(leaf: chex.Array) -> chex.Array:
     """An array that shares no memory with this one, which may be given up next."""
     if not _is_divided(leaf):
         return np.array(leaf, copy=True)
@@ -536,14 +526,14 @@ def _copied(leaf: Any) -> Any:
     return jnp.copy(leaf) if jax.default_backend() == "cpu" else leaf
 
 
-def _wanted(leaf: Any) -> Any:
-    if _is_divided(leaf):
+def _wanted(leaf: chex.Array) -> np.ndarray | jax.ShapeDtypeStruct:
+    if isinstance(leaf, jax.Array) and _is_divided(leaf):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
     # Arrays of NumPy: what devices there were when it was written does not matter then.
     return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
 
 
-def _as_before(array: Any, leaf: Any) -> Any:
+def _as_before(array: Any, leaf: chex.Array) -> chex.Array:
     """An array with the type and on the devices of a leaf."""
     if isinstance(leaf, jax.Array) and not _is_divided(leaf):
         # Every process has read the same: nothing is sent between them.
@@ -554,5 +544,5 @@ def _as_before(array: Any, leaf: Any) -> Any:
     return array
 
 
-def _is_key(leaf: Any) -> bool:
+def _is_key(leaf: chex.Array) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

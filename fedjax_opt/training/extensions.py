@@ -1,9 +1,8 @@
 """What acts between the chunks of a simulated run: it watches, writes files, stops it or goes back.
 
-An extension is a value; what it remembers of a run is a `Memory` that the loop hands to it and saves in
-every checkpoint. So a run that was killed and resumed ends as one that was not, and one extension
-serves many runs. A plain function of a `Chunk` that returns a reason to stop, or None, is an extension
-that remembers nothing.
+What an extension remembers of a run is a `Memory` that the loop hands to it and saves in every
+checkpoint. So a run that was killed and resumed ends as one that was not, and one extension serves many
+runs.
 """
 
 from collections.abc import Callable, Mapping

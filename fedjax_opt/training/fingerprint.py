@@ -81,7 +81,7 @@ def versions() -> dict[str, str]:
 def of_run(
     prepared: Prepared, state: FederatedState, algorithm: Algorithm, **recorded: object
 ) -> Texts:
-    """What makes a run the one that it is, apart from its state.
+    """What makes a run the one that it is, apart from its state: texts by path, by part.
 
     How many rounds it has, how they are cut into chunks and how clients are spread over devices change
     no number, and are left out.
@@ -91,9 +91,6 @@ def of_run(
       state: the state that it starts from; of it, the key and the shapes.
       algorithm: the algorithm of the first round.
       recorded: what else decides which columns the history has.
-
-    Returns:
-      By name: `functions`, `program`, `hyperparameters`, `data`, `recorded` and `seed`, texts by path.
     """
     federation = prepared.federation
     steps, rate = prepared.controls
@@ -178,11 +175,13 @@ def describe(**parts: object) -> tuple[dict[str, str], dict[str, str]]:
 
 def _walk(value: Any, path: str, functions: dict[str, str], numbers: dict[str, str]) -> None:
     inner: Mapping[str, object] = {}
-    if isinstance(value, (bool, int, float, complex, str, np.ndarray, np.generic, jax.Array)):
-        numbers[path] = repr(value) if isinstance(value, str) else of_array(value)
+    if isinstance(value, str):
+        numbers[path] = repr(value)
+    elif isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, jax.Array)):
+        numbers[path] = of_array(value)
     elif isinstance(value, functools.partial):
-        inner = {"": value.func} | {f"[{i}]": x for i, x in enumerate(value.args)}
-        inner |= {f"[{name}]": x for name, x in value.keywords.items()}
+        given = [*enumerate(value.args), *value.keywords.items()]
+        inner = {"": value.func} | {f"[{name}]": x for name, x in given}
     elif names := _fields(value):
         functions[path] = _name(type(value))
         inner = {f".{name}": getattr(value, name) for name in names}

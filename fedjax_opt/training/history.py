@@ -149,7 +149,6 @@ class Course:
       may_go_back: whether extensions may ask for it, from the first chunk on.
       step_scale: what its step is multiplied by.
       tells_scale: whether the history has a column of it.
-      returns: how often it went back.
       resumed: whether it was begun by an earlier call.
     """
 
@@ -159,7 +158,7 @@ class Course:
         self.stops: dict[str, str] = {}
         self.keeps: set[int] = set()
         self.may_go_back = self.tells_scale = self.resumed = False
-        self.step_scale, self.returns = 1.0, 0
+        self.step_scale = 1.0
         self.began = time.perf_counter()  # by the clock, had it never been interrupted
 
     @property

@@ -3,8 +3,11 @@
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
+
+from fedjax_opt.training.history import Result
 
 _STDERR = 2
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -19,15 +22,9 @@ class Interrupted(KeyboardInterrupt):
     Attributes:
       result: the run so far.
       exit_code: what a program that ends because of this signal returns to its caller, 128 + its number.
-
-    Example:
-      >>> import fedjax_opt as fo
-      >>> error = fo.Interrupted("SIGTERM after round 10", result=None, signal_number=15)
-      >>> error.exit_code
-      143
     """
 
-    def __init__(self, message: str, result: Any, signal_number: int):
+    def __init__(self, message: str, result: Result | None, signal_number: int):
         super().__init__(message)
         self.result = result
         self.exit_code = 128 + signal_number
@@ -41,7 +38,7 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self._previous: dict[int, Any] = {}
+        self._previous: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
         self.taken: str | None = None  # the name of the first one
 
     def __enter__(self) -> "Signals":

@@ -1,9 +1,11 @@
 """What is evaluated between the chunks of a run: the test sets of the federation, and measurements."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt.core.algorithm import Algorithm
@@ -13,10 +15,12 @@ from fedjax_opt.core.state import FederatedState
 from fedjax_opt.core.struct import changed
 from fedjax_opt.engine.evaluate import evaluate, evaluate_clients, personal_variables
 from fedjax_opt.execution.strategies import Strategy, place
+from fedjax_opt.training.history import Rows
 from fedjax_opt.training.player import Player
 
 # A pure function of the algorithm, the federation and a state: numbers by name, or one per client.
 Measurement = Callable[[Algorithm, Federation, FederatedState], Mapping[str, jax.Array]]
+Each = Callable[[FederatedState, ClientData], Mapping[str, jax.Array]]
 
 
 class Evaluator:
@@ -55,55 +59,51 @@ class Evaluator:
         test, client_test = place((test, client_test), strategy)
         self._federation = changed(self._federation, test=test, client_test=client_test)
 
-    def __call__(self, state: FederatedState) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    def __call__(self, state: FederatedState) -> tuple[Rows, dict[str, float]]:
         """Arrays by name; and the numbers among them, of those with one per client `mean_<name>`."""
-        federation, row = self._federation, {}
-        if federation.test is not None:
-            row |= evaluate(federation.model, state.variables, federation.test)
-        if (data := federation.client_test) is not None:
-            if self._states is None:
-                own = personal_variables(self._algorithm, state)
-                each = evaluate_clients(federation.model, own, data)
-            else:
-                each = self._states.evaluate(self._algorithm, federation.model, state, data)
-            row |= {f"client_{name}": values for name, values in each.items()}
-        for measurement in self._own:
-            row |= measurement(self._algorithm, federation, state)
-        found = {name: np.asarray(value) for name, value in row.items()}
-        return found, {
-            _scalar_name(name, x): float(np.nanmean(x) if x.ndim else x)
-            for name, x in found.items()
-        }
+        parts = self._parts(state, *self.examples, self._evaluate_each)
+        found = {name: np.asarray(x) for part in parts for name, x in part.items()}
+        scalars = {_scalar(name, x): float(np.nanmean(x)) for name, x in found.items()}
+        return found, scalars
+
+    def _parts(
+        self,
+        state: FederatedState,
+        test: chex.ArrayTree,
+        client_test: ClientData | None,
+        each: Each,
+    ) -> list[Mapping[str, jax.Array]]:
+        found: list[Mapping[str, jax.Array]] = []
+        if test is not None:
+            found.append(evaluate(self._federation.model, state.variables, test))
+        if client_test is not None:
+            by_client = each(state, client_test)
+            found.append({f"client_{name}": values for name, values in by_client.items()})
+        return found + [own(self._algorithm, self._federation, state) for own in self._own]
+
+    def _evaluate_each(self, state: FederatedState, data: ClientData) -> Mapping[str, jax.Array]:
+        model = self._federation.model
+        if self._states is not None:
+            return self._states.evaluate(self._algorithm, model, state, data)
+        return evaluate_clients(model, personal_variables(self._algorithm, state), data)
+
+    def _shapes_of_each(self, state: FederatedState, data: ClientData) -> Mapping[str, jax.Array]:
+        """As if all clients had the global model: for shapes."""
+        found = evaluate(self._federation.model, state.variables, data.examples)
+        return {name: jnp.full(data.sizes.shape, x) for name, x in found.items()}
 
     def _find_names(self, state: FederatedState) -> tuple[str, ...]:
-        federation, found = self._federation, {}
-        names = ["round", "seconds"]
-
-        def test(state, examples):
-            return evaluate(federation.model, state.variables, examples)
-
-        def add(shapes):
-            names.extend(shapes)
-            found.update({_scalar_name(name, x): None for name, x in shapes.items()})
-
-        if federation.test is not None:
-            add(jax.eval_shape(test, state, federation.test))
-        if federation.client_test is not None:
-            shapes = jax.eval_shape(test, state, federation.client_test.examples)
-            names += [f"client_{name}" for name in shapes]
-            found |= {f"mean_client_{name}": None for name in shapes}
-        for measurement in self._own:
-            add(
-                jax.eval_shape(
-                    lambda state, of=measurement: of(self._algorithm, federation, state), state
-                )
-            )
+        test, client_test = self.examples
+        parts = jax.eval_shape(
+            partial(self._parts, each=self._shapes_of_each), state, test, client_test
+        )
+        names = ["round", "seconds", *(name for part in parts for name in part)]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(
                 f"measurements must return names that are not used yet, but {twice[0]!r} is."
             )
-        return tuple(found)
+        return tuple(_scalar(name, x) for part in parts for name, x in part.items())
 
 
-def _scalar_name(name: str, value: chex.Array) -> str:
+def _scalar(name: str, value: chex.Array) -> str:
     return f"mean_{name}" if value.ndim else name

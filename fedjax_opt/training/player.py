@@ -8,8 +8,10 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import Partial
 
-from fedjax_opt.core.algorithm import Algorithm, Scheduled, StaticInt
+from fedjax_opt.core import trees
+from fedjax_opt.core.algorithm import Algorithm, Scheduled, StaticInt, get_variables, set_variables
 from fedjax_opt.core.client_data import ClientData, in_memory
 from fedjax_opt.core.controller import Controller, first_algorithm
 from fedjax_opt.core.federation import Federation, initial_variables
@@ -23,7 +25,6 @@ from fedjax_opt.execution.strategies import Strategy, place, resolve
 from fedjax_opt.storage.client_states import ClientStore
 from fedjax_opt.training import chunks
 from fedjax_opt.training.history import Course
-from fedjax_opt.training.step_scale import with_step_scale
 
 
 class Player:
@@ -112,7 +113,7 @@ class Player:
             prepared = prepared.with_clients(self._examples.take(first, count))
         if course.may_go_back or course.step_scale != 1:
             scale = jnp.asarray(course.step_scale, jnp.result_type(float))
-            prepared = with_step_scale(prepared, place(scale, prepared.strategy))
+            prepared = _with_step_scale(prepared, place(scale, prepared.strategy))
         if self.states is not None:
             state = self.states.put_in(state, first, count)
         if self._examples is not None:
@@ -222,6 +223,43 @@ def _files(prepared: Prepared, key: chex.PRNGKey, chunk: int) -> chunks.FileExam
         return seats(who, key, np.int32(first_round), chunk)
 
     return chunks.FileExamples(clients, strategy, lineup, placement.num_parts(mesh))
+
+
+def _with_step_scale(prepared: Prepared, scale: jax.Array) -> Prepared:
+    """A run with its step times a scale: another scale compiles nothing.
+
+    The step is the learning rate, where the algorithm is `scheduled`, else the change of the global
+    parameters in each round.
+    """
+    algorithm = prepared.algorithm
+    if not isinstance(algorithm, Scheduled):
+        step = Partial(_damped, algorithm.server_step, scale)
+        return prepared.replace(algorithm=algorithm._replace(server_step=step))
+    rate = algorithm.setting
+    if isinstance(rate, Controller):
+        rate = rate._replace(value=Partial(_scaled_value, rate.value, scale))
+    elif callable(rate):
+        rate = Partial(_scaled_schedule, rate, scale)
+    else:
+        rate = scale * jnp.asarray(rate, scale.dtype)
+    return prepared.replace(algorithm=algorithm._replace(setting=rate))
+
+
+def _damped(server_step, scale, server, mean, situation):
+    new = server_step(server, mean, situation)
+    old, moved = get_variables(server), get_variables(new)
+    part = trees.add_scaled(old.params, scale, trees.subtract(moved.params, old.params))
+    # A step that is not scaled stays the same to the last bit.
+    params = trees.select(scale < 1, part, moved.params)
+    return set_variables(new, moved._replace(params=params))
+
+
+def _scaled_value(value, scale, memory, round_number):
+    return scale * jnp.asarray(value(memory, round_number), scale.dtype)
+
+
+def _scaled_schedule(schedule, scale, round_number):
+    return scale * jnp.asarray(schedule(round_number), scale.dtype)
 
 
 @partial(jax.jit, static_argnames="length", donate_argnames="state")

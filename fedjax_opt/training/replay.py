@@ -73,13 +73,12 @@ def replay(
     """
     check_nouns(algorithm, federation, "replay(algorithm, federation, state)")
     federation = federation.replace(guard=None, test=None, client_test=None)
-    watch = _Watch(client)
+    number, seen = int(state.round), []
     if isinstance(algorithm, Scheduled):
         make = algorithm.make
-        watched = algorithm._replace(make=Partial(lambda rate: watch.over(make(rate))))
+        watched = algorithm._replace(make=Partial(lambda rate: _watched(make(rate), client, seen)))
     else:
-        watched = watch.over(algorithm)
-    number = int(state.round)
+        watched = _watched(algorithm, client, seen)
     try:
         with jax.disable_jit():
             simulate(
@@ -88,7 +87,7 @@ def replay(
             )  # fmt: skip
     except _Found as found:
         return Replay(number, *found.args)
-    there = f"round {number}, whose cohort is {sorted(watch.seen)}"
+    there = f"round {number}, whose cohort is {sorted(seen)}"
     if client is None:
         raise ValueError(f"No client gives a number that is not finite in {there}.")
     raise ValueError(f"client must be one that takes part in {there}, got {client}.")
@@ -98,53 +97,39 @@ class _Found(Exception):
     """The work of the client that is looked for is done."""
 
 
-class _Watch:
-    """Looks on while clients work, one after the other."""
+def _watched(algorithm: Algorithm, wanted: int | None, seen: list[int]) -> Algorithm:
+    """The algorithm, which writes down whose work is done, and raises `_Found` with what it gave."""
+    losses: list[np.ndarray] = []
 
-    def __init__(self, client: int | None) -> None:
-        self.client = client
-        self.seen: list[int] = []
-        self._losses: list[np.ndarray] = []
+    def end(client, upload, client_state, given):
+        number = int(client)
+        seen.append(number)
+        if number == wanted or (wanted is None and not _is_finite((given, upload, client_state))):
+            raise _Found(number, given, upload, client_state)
 
-    def over(self, algorithm: Algorithm) -> Algorithm:
-        """The algorithm, which tells what each client's work gives."""
+    def probe(message, client_state, data):
+        report = algorithm.probe(message, client_state, data)  # type: ignore[misc]
+        if not checks.is_traced(report) and not _is_finite(report):
+            end(data.id, report, client_state, np.zeros(0))
+        return report
 
-        inner_probe = algorithm.probe
+    def step(local, objective, batch, context):
+        new, evaluation = algorithm.step(local, objective, batch, context)
+        if not checks.is_traced(evaluation):
+            losses.append(np.asarray(evaluation.loss))
+        return new, evaluation
 
-        def probe(message, client_state, data):
-            assert inner_probe is not None
-            report = inner_probe(message, client_state, data)
-            if not checks.is_traced(report) and not _is_finite(report):
-                self._end(data.id, report, client_state)
-            return report
+    def finish(local, context):
+        upload, client_state = algorithm.finish(local, context)
+        # One that took no step did not take part.
+        if losses and not checks.is_traced(upload):
+            given = np.array(losses)
+            losses.clear()
+            end(context.id, upload, client_state, given)
+        return upload, client_state
 
-        def step(local, objective, batch, context):
-            new, evaluation = algorithm.step(local, objective, batch, context)
-            if not checks.is_traced(evaluation):
-                self._losses.append(np.asarray(evaluation.loss))
-            return new, evaluation
-
-        def finish(local, context):
-            upload, client_state = algorithm.finish(local, context)
-            # One that took no step did not take part.
-            if self._losses and not checks.is_traced(upload):
-                self._end(context.id, upload, client_state)
-            return upload, client_state
-
-        watched = algorithm._replace(step=Partial(step), finish=Partial(finish))
-        return watched if inner_probe is None else watched._replace(probe=Partial(probe))
-
-    def _end(
-        self, client: chex.Numeric, upload: chex.ArrayTree, client_state: chex.ArrayTree
-    ) -> None:
-        number, losses = int(client), np.array(self._losses)
-        self.seen.append(number)
-        self._losses = []
-        wanted = number == self.client
-        if self.client is None:
-            wanted = not _is_finite((losses, upload, client_state))
-        if wanted:
-            raise _Found(number, losses, upload, client_state)
+    watched = algorithm._replace(step=Partial(step), finish=Partial(finish))
+    return watched if algorithm.probe is None else watched._replace(probe=Partial(probe))
 
 
 def _is_finite(tree: chex.ArrayTree) -> bool:

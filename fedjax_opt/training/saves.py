@@ -1,15 +1,13 @@
-"""Where a run is, and what it may resume from or go back to: checkpoints, or copies in memory.
+"""What a run may resume from or go back to: checkpoints, or copies in memory.
 
 A checkpoint holds the state, the history, what extensions remember and the scale of the step. Going back
-must change three of these for a checkpoint that is never written again: so they are in a file beside the
-checkpoints, which is replaced in one step. A kill before that step repeats the chunk that diverged, one
-after it goes on from there:
+changes the last two for a checkpoint that is never written again. So they are in a file beside the
+checkpoints, which is replaced in one step when the later checkpoints have been deleted:
 
-    went_back.json    how often the run went back; the last round that it went back to; and for each
-                      such round the scale and the memories that count instead of the checkpoint's
+    went_back.json    by round that the run went back to, what counts instead of the checkpoint's own
 
-A checkpoint says after how many returns it was written. One of a later round with fewer returns than the
-file belongs to a way that was given up, and is deleted.
+A kill before that step repeats what diverged, since a run follows from its checkpoint; one after it goes
+on from there.
 """
 
 import warnings
@@ -22,8 +20,8 @@ import jax.numpy as jnp
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.execution import distributed
 from fedjax_opt.storage import durable
-from fedjax_opt.training import memories
-from fedjax_opt.training.checkpoints import Checkpoints
+from fedjax_opt.training import fingerprint
+from fedjax_opt.training.checkpoints import Checkpoints, as_text, from_text
 from fedjax_opt.training.extensions import GoBack, Memory
 from fedjax_opt.training.history import Course
 
@@ -37,13 +35,12 @@ def decisions(course: Course) -> str:
         for name, memory in course.memories.items()
         if not isinstance(memory, tuple) or memory
     }
-    content = {"step_scale": course.step_scale, "stops": course.stops, "memories": kept}
-    return memories.as_text(content)
+    return as_text({"step_scale": course.step_scale, "stops": course.stops, "memories": kept})
 
 
 def decide(course: Course, text: str) -> None:
     """Takes up what `decisions` returned."""
-    found = memories.from_text(text)
+    found = from_text(text)
     course.step_scale, course.stops = found["step_scale"], found["stops"]
     course.memories = found["memories"]
 
@@ -56,7 +53,6 @@ def take_back(
     course.state, course.step_scale = state, back.step_scale
     course.memories |= asked
     course.stops = {next(iter(asked)): back.reason} if back.stop else {}
-    course.returns += 1
     course.history.go_back(back.round)
 
 
@@ -102,37 +98,30 @@ class OnDisk:
         self,
         checkpoints: Checkpoints,
         like: FederatedState,
-        identity: Mapping[str, Any],
+        identity: fingerprint.Texts,
         flush: Callable[[], None] | None,
     ) -> None:
         self._checkpoints, self._like, self._identity = checkpoints, like, identity
-        self._flush = flush
-        self._path = checkpoints.directory / _WENT_BACK
-        self._instead: dict[str, str] = {}  # by round, of checkpoints that the run went back to
+        self._flush, self._path = flush, checkpoints.directory / _WENT_BACK
+        self._instead: dict[str, str] = {}
 
     def resume(self, course: Course) -> None:
         """Takes up the newest checkpoint, if there is one."""
-        # The first process writes them, and is the one to know which are whole by now.
-        newest, went_back = distributed.from_first(self._there())
-        if newest is None or (went_back and newest < went_back["round"]):
-            if distributed.is_first():  # where it went back to is gone
-                self._path.unlink(missing_ok=True)
-            went_back = None
+        newest, instead = None, {}
+        if distributed.is_first():  # which writes them, and knows which are whole by now
+            newest = self._checkpoints.latest_round
+            instead = durable.read_json(self._path) if self._path.exists() else {}
+        newest, instead = distributed.from_first([newest, instead])
         if newest is None:
+            self._keep({})
             return
-        state, saved = self._restored(newest)
-        if went_back:
-            self._instead = went_back["instead"]
-            given_up = int(saved["returns"]) < went_back["returns"]
-            if given_up and newest > went_back["round"]:
-                newest = went_back["round"]
-                self._checkpoints.delete_after(newest)
-                state, saved = self._restored(newest)
-        course.state, course.resumed = state, True
-        course.began -= float(saved["seconds"])
-        course.returns = went_back["returns"] if went_back else int(saved["returns"])
+        # What it went back to may be gone by a person's hand.
+        self._keep({t: text for t, text in instead.items() if int(t) <= newest})
+        course.state, saved, text = self._restored(newest)
+        course.resumed = True
+        course.began -= saved["seconds"]
         course.history.resume(saved["rounds"], saved["evaluations"])
-        decide(course, self._instead.get(str(newest)) or saved["decisions"])
+        decide(course, text)
 
     def save(self, course: Course, scalars: Mapping[str, float] | None) -> None:
         """Begins to write a checkpoint; the state may be given up when it returns."""
@@ -145,7 +134,6 @@ class OnDisk:
             "evaluations": course.history.evaluations,
             "decisions": decisions(course),
             "seconds": course.seconds,
-            "returns": course.returns,
         }
         self._checkpoints.save(
             course.state, history, identity=self._identity, metrics=scalars, protect=course.keeps
@@ -155,26 +143,21 @@ class OnDisk:
         """Takes the run back; later checkpoints are deleted."""
         self._checkpoints.wait()
         number = distributed.from_first(back.round)  # when the first process has written it
-        state, saved = self._restored(number)
-        text = self._instead.get(str(number)) or saved["decisions"]
+        state, _, text = self._restored(number)
         take_back(course, state, text, back, asked)
-        self._instead = {t: text for t, text in self._instead.items() if int(t) < number}
-        self._instead[str(number)] = decisions(course)
-        self._write({"round": number, "returns": course.returns, "instead": self._instead})
         self._checkpoints.delete_after(number)
+        earlier = {t: text for t, text in self._instead.items() if int(t) < number}
+        self._keep(earlier | {str(number): decisions(course)})
 
-    def _write(self, content: dict[str, Any]) -> None:
-        if distributed.is_first():
-            durable.write_json(self._path, content)
+    def _keep(self, instead: dict[str, str]) -> None:
+        if distributed.is_first() and (instead or self._path.exists()):
+            durable.write_json(self._path, instead)
+        self._instead = instead
 
-    def _there(self) -> tuple[int | None, dict[str, Any] | None]:
-        if not distributed.is_first():
-            return None, None
-        went_back = durable.read_json(self._path) if self._path.exists() else None
-        return self._checkpoints.latest_round, went_back
-
-    def _restored(self, number: int) -> tuple[FederatedState, dict[str, Any]]:
-        return self._checkpoints.restore(self._like, identity=self._identity, round=number)
+    def _restored(self, number: int) -> tuple[FederatedState, dict[str, Any], str]:
+        """A checkpoint's state, what else it holds, and the decisions that count there."""
+        state, saved = self._checkpoints.restore(self._like, identity=self._identity, round=number)
+        return state, saved, self._instead.get(str(number)) or saved["decisions"]
 
     def __enter__(self) -> "OnDisk":
         return self

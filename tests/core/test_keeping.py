@@ -250,7 +250,7 @@ def test_what_a_run_remembers_comes_back_to_the_bit(tmp_path):
     with fo.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(at(1), history)
         found = checkpoints.restore(STATE)[1]
-        with pytest.raises(ValueError, match="what JSON can write, got object"):
+        with pytest.raises(ValueError, match="None and arrays, got <object"):
             checkpoints.save(at(2), {"memories": object()})
     assert found["memories"]["stopping"] == history["memories"]["stopping"]
     assert found["step_scale"] == 0.1**3 and found["memories"]["nothing"] == {}

@@ -94,7 +94,7 @@ STEPS = [
     (history.History, "add_rounds"), (history.History, "add_evaluation"),
     (measuring.Evaluator, "__call__"), (acting.Acting, "begin"), (acting.Acting, "ask"),
     (saves.OnDisk, "save"), (saves.OnDisk, "go_back"), (saves, "take_back"),
-    (saves.OnDisk, "_write"), (InMemory, "_delete"), (fo.ClientStore, "roll_back"),
+    (saves.OnDisk, "_keep"), (InMemory, "_delete"), (fo.ClientStore, "roll_back"),
     (on_disk, "_delete"),
 ]  # fmt: skip
 
@@ -160,7 +160,7 @@ def test_killed_twice_between_any_two_steps(tmp_path):
     expected = _play(folder, checkpoints)
     _, stopped, rows, steps = expected
     assert stopped == "loss has not improved in 4 evaluations"
-    assert steps.count("_write") == 2 and "_delete" in steps
+    assert steps.count("take_back") == 2 and "_delete" in steps
     assert [row.split(",")[0] for row in rows.splitlines()] == ["3", "6", "9", "12", "15"]
     remembered = _remembered(checkpoints, 15)
     assert '"returns": 2' in remembered and '"waited": 4' in remembered
@@ -180,7 +180,7 @@ def test_killed_with_checkpoints_on_disk(tmp_path):
     with make(folder) as checkpoints:
         expected = _play(folder, checkpoints)
     steps = expected[-1]
-    first = steps.index("_write")
-    assert steps[first : first + 4] == ["_write", "_delete", "roll_back", "begin"]
-    for moment in range(first + 1, first + 4):
+    first = steps.index("take_back")
+    assert steps[first : first + 5] == ["take_back", "_delete", "_keep", "roll_back", "begin"]
+    for moment in range(first + 2, first + 5):
         _kill_twice(tmp_path / str(moment), make, moment, expected).close()
