@@ -18,6 +18,7 @@ from jax.tree_util import Partial
 from fedjax_opt.core import Variables, trees
 from fedjax_opt.core.algorithm import as_partial
 from fedjax_opt.optimizers import Triple
+from fedjax_opt.optimizers.triple import stands_still
 
 
 class Contribution(NamedTuple):
@@ -62,9 +63,8 @@ def with_mean(
 
 
 def _mean_by_displacement(optimizer, delta, local, context):
-    return mean_gradient(
-        optimizer, local.optimizer, per_step(delta, context.num_steps).delta_per_step
-    )
+    divided = per_step(delta, context.num_steps).delta_per_step
+    return mean_gradient(optimizer, local.optimizer, divided, otherwise=divided)
 
 
 def _mean_by_sum(delta, local, context):
@@ -98,7 +98,11 @@ def per_step(upload: Variables, num_steps: jax.Array) -> Contribution:
     return Contribution(upload, trees.scale(trees.reciprocal(num_steps), upload.params))
 
 
-def mean_gradient(optimizer: Triple, stats: Any, delta_per_step: chex.ArrayTree) -> chex.ArrayTree:
-    """-(displacement per step) / eta: the mean gradient that was used."""
-    here = trees.zeros_like(delta_per_step)
-    return optimizer.inverse(here, delta_per_step, stats, 1)
+def mean_gradient(
+    optimizer: Triple, stats: Any, delta_per_step: chex.ArrayTree, otherwise: chex.ArrayTree
+) -> chex.ArrayTree:
+    """-(displacement per step) / eta: the mean gradient that was used; `otherwise` where eta is 0."""
+    zeros = trees.zeros_like(delta_per_step)
+    found = optimizer.inverse(zeros, delta_per_step, stats, 1)
+    still = stands_still(optimizer, stats, zeros)
+    return found if still is None else trees.select(still, otherwise, found)

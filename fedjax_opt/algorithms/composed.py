@@ -23,7 +23,7 @@ from fedjax_opt.algorithms.fedavg import fedavg
 from fedjax_opt.algorithms.mfl import mfl
 from fedjax_opt.core import Algorithm, checks
 from fedjax_opt.optimizers import adagrad, adam, sgdm, yogi
-from fedjax_opt.optimizers import learning_rate as rates
+from fedjax_opt.optimizers.triples import check_rate
 from fedjax_opt.wrappers.compressed import compressed
 from fedjax_opt.wrappers.local_terms import contrastive, max_entropy, proximal
 from fedjax_opt.wrappers.server_optimizer import server_optimizer
@@ -154,7 +154,7 @@ def fedavgm(
       classification. 2019.
     """
     momentum = checks.number("momentum", momentum, low=0.0, high=1.0, open_high=True)
-    rate = rates.check(server_learning_rate, "server_learning_rate")
+    rate = check_rate(server_learning_rate, "server_learning_rate")
     # The triple's momentum is normalised, m (1 - beta); a step longer by 1 / (1 - beta) undoes it.
     longer = Partial(_longer, rate, momentum) if callable(rate) else rate / (1 - momentum)
     return adaptive_fedopt(optimizer, sgdm(longer, momentum))

@@ -84,5 +84,7 @@ def mix(alpha: chex.Numeric, gradient: chex.ArrayTree, direction: chex.ArrayTree
 
 def _server_step(optimizer, eta, server, mean, situation):
     x = move(server.variables, mean.delta, eta)
-    d = inversion.mean_gradient(optimizer, server.optimizer, mean.delta_per_step)
+    d = inversion.mean_gradient(
+        optimizer, server.optimizer, mean.delta_per_step, otherwise=server.direction
+    )
     return Server(x, d, optimizer.track(d, server.optimizer, server.variables.params))

@@ -128,8 +128,9 @@ def _direction(alpha, gradient, local, context):
 
 def _upload(optimizer, alpha, delta, local, context):
     per_step = inversion.per_step(delta, context.num_steps).delta_per_step
-    used = inversion.mean_gradient(optimizer, context.message.optimizer, per_step)
-    change = trees.subtract(used, context.message.control)
+    c = context.message.control
+    used = inversion.mean_gradient(optimizer, context.message.optimizer, per_step, otherwise=c)
+    change = trees.subtract(used, c)
     q = trees.add_scaled(context.client.correction, alpha, delta.params)
     return Upload(delta, Uniform(change)), Client(trees.subtract(q, change))
 

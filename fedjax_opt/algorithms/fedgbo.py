@@ -26,6 +26,7 @@ from fedjax_opt.algorithms.local_training import all_of_it, as_sent, local_train
 from fedjax_opt.algorithms.mfl import Server, init_with_statistics
 from fedjax_opt.core import Algorithm, Variables, checks, move, trees
 from fedjax_opt.optimizers import Triple
+from fedjax_opt.optimizers.triple import track_inverted
 
 
 class Upload(NamedTuple):
@@ -99,5 +100,5 @@ def _server_step(optimizer, eta, server, mean, situation):
     if not optimizer.averages:
         after_one_step = trees.add(x, mean.delta_per_step)
         gradient = optimizer.inverse(x, after_one_step, server.optimizer, 1)
-    statistics = optimizer.track(gradient, server.optimizer, x)
+    statistics = track_inverted(optimizer, gradient, server.optimizer, x)
     return Server(move(server.variables, mean.delta, eta), statistics)

@@ -52,6 +52,7 @@ from fedjax_opt.algorithms.fedcm import mix
 from fedjax_opt.algorithms.local_training import as_sent, averaged, local_training
 from fedjax_opt.core import Algorithm, StaticInt, Variables, checks, move, move_state, trees
 from fedjax_opt.optimizers import Triple
+from fedjax_opt.optimizers.triple import stands_still
 
 
 class Ring(NamedTuple):
@@ -437,10 +438,13 @@ def _theory_direction(beta, gradient, local, context):
 
 
 def _theory_server_step(optimizer, beta, eta, server, mean, situation):
-    used = inversion.mean_gradient(optimizer, server.optimizer, mean.delta_per_step)
-    gradient = trees.each(lambda u, m, b: (u - (1 - b) * m) / b, used, server.momentum, b=beta)
+    m = server.momentum
+    used = inversion.mean_gradient(optimizer, server.optimizer, mean.delta_per_step, otherwise=m)
+    gradient = trees.each(lambda u, m, b: (u - (1 - b) * m) / b, used, m, b=beta)
     ring = server.ring.write(gradient)
-    m = mix(beta, ring.mean, server.momentum)
+    m = mix(beta, ring.mean, m)
+    if (still := stands_still(optimizer, server.optimizer, m)) is not None:
+        ring, m = trees.select(still, (server.ring, server.momentum), (ring, m))
     change = _displacement(optimizer, server.optimizer, m, situation.num_steps)
     x = Variables(
         trees.add_scaled(server.variables.params, eta, change),
@@ -451,7 +455,11 @@ def _theory_server_step(optimizer, beta, eta, server, mean, situation):
 
 
 def _displacement(optimizer, stats, gradient, num_steps):
-    """-eta K g: how far K steps along g lead."""
+    """-eta K g: how far K steps along g lead; where eta is 0, nowhere."""
     one = jax.tree.map(jnp.ones_like, gradient)
     per_eta = optimizer.inverse(one, trees.zeros_like(gradient), stats, 1)
-    return trees.each(lambda g, r, k: -k * g / r, gradient, per_eta, k=num_steps)
+
+    def lead(g, r, k):
+        return jnp.where(r == 0, 0, -k * g / jnp.where(r == 0, 1, r))
+
+    return trees.each(lead, gradient, per_eta, k=num_steps)

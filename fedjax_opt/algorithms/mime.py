@@ -107,7 +107,6 @@ def mimemom(
         init=Partial(_heavy_ball_init, optimizer),
         update=Partial(_heavy_ball_update, optimizer, beta),
         track=Partial(_heavy_ball_track, optimizer, beta),
-        inverse=Partial(_heavy_ball_inverse, optimizer, beta),
     )
     return mime(heavy_ball, server_learning_rate)
 
@@ -170,8 +169,3 @@ def _heavy_ball_update(optimizer, beta, grads, stats, params=None):
 def _heavy_ball_track(optimizer, beta, grads, stats, params=None):
     m = trees.add_scaled(grads, beta, stats.m)
     return HeavyBallStats(m, optimizer.track(grads, stats.optimizer, params))
-
-
-def _heavy_ball_inverse(optimizer, beta, old_params, new_params, stats, num_steps):
-    used = optimizer.inverse(old_params, new_params, stats.optimizer, num_steps)
-    return trees.add_scaled(used, -beta, stats.m)

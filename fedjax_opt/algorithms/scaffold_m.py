@@ -106,7 +106,9 @@ def _receive(upload, num_steps):
 
 
 def _server_step(optimizer, eta, server, mean, situation):
-    d = inversion.mean_gradient(optimizer, server.optimizer, mean.delta_per_step)
+    d = inversion.mean_gradient(
+        optimizer, server.optimizer, mean.delta_per_step, otherwise=server.direction
+    )
     return Server(
         move(server.variables, mean.delta, eta),
         trees.add_scaled(server.control, situation.participation, mean.control_change),

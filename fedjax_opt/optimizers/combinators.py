@@ -8,7 +8,7 @@ import optax
 from jax.tree_util import Partial
 
 from fedjax_opt.core import trees
-from fedjax_opt.optimizers.triple import Triple, as_pytree, local_form, moving
+from fedjax_opt.optimizers.triple import Triple, as_pytree, local_form, moving, moving_init
 
 
 class ChainStats(NamedTuple):
@@ -51,7 +51,7 @@ def chain(*transformations: optax.GradientTransformation) -> Triple:
             )
     before = [as_pytree(tx) for tx in before]
     return Triple(
-        init=Partial(_chain_init, before, triple.init),
+        init=Partial(_chain_init, before, moving_init(triple)),
         update=Partial(_chain_update, before, triple.update),
         track=Partial(_chain_track, triple.track),
         inverse=Partial(_chain_inverse, triple.inverse),
@@ -164,6 +164,5 @@ def _averaging_moving_update(update, grads, stats, params=None):
 
 
 def _averaging_inverse(old_params, new_params, stats, num_steps):
-    del old_params, new_params, num_steps
     count = jnp.maximum(stats.gradient_count, 1)
     return jax.tree.map(lambda g: g / count.astype(g.dtype), stats.gradient_sum)

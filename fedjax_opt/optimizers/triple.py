@@ -7,15 +7,20 @@
 Frozen means that U reads the statistics it was handed. Throwing away the new state of an ordinary
 optax transformation is not that: `optax.adam` still mixes the local g^2 into v.
 
+I follows from U, which is elementwise affine in the gradient: U(g) = A g + b with A diagonal. K updates
+change the model by K (A mean(g) + b), so I(x, x+, s, K) = ((x+ - x) / K - b) / A, with b and A from one
+derivative of U. Where A = 0 (a schedule is at 0) nothing moved, and nothing can be found: I is 0 there.
+
 Reference:
   Mills, Hu, Min, Jin, Zheng, Wang. Accelerating federated learning with a global biased optimiser.
   IEEE Transactions on Computers, 2022. Table 2.
 """
 
-import operator
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,19 +30,22 @@ from jax.tree_util import Partial
 from fedjax_opt.core import checks
 from fedjax_opt.core.algorithm import as_partial
 
+# The triples whose statistics were made while an optax transformation around them was asked for its own.
+_FROZEN_INSIDE: ContextVar[list[None] | None] = ContextVar("frozen_inside", default=None)
 
-class Triple(optax.GradientTransformation):
+
+class Triple(optax.GradientTransformationExtraArgs):
     """An optax transformation that can also track statistics and be inverted.
 
-    It is the pair (`init`, `update`) that optax expects, usable in `optax.chain`, `optax.masked` and
-    `optax.multi_transform`, and carries the rest as attributes. It is also a pytree whose leaves are
-    its hyperparameters.
+    It is the pair (`init`, `update`) that optax expects, and carries the rest as attributes. It is
+    also a pytree whose leaves are its hyperparameters.
 
     Attributes:
       init: params -> statistics.
-      update: (grads, statistics, params) -> (updates, statistics). Updates are added to the params.
-      track: (grads, statistics) -> statistics.
-      inverse: (old_params, new_params, statistics, num_steps) -> mean gradient.
+      update: (updates, state, params=None, **extra) -> (updates, state), of gradients and statistics.
+        Updates are added to the params.
+      track: (grads, statistics, params) -> statistics.
+      inverse: (old_params, new_params, statistics, num_steps) -> mean gradient; derived if not given.
       moving_update: as `update`, with statistics that change in every step; see `moving`.
       averages: true if `inverse` reads a mean that `update` accumulates in the statistics, instead
         of solving for it; such a mean must travel with the model.
@@ -58,33 +66,85 @@ class Triple(optax.GradientTransformation):
 
     track: Callable[..., Any]
     inverse: Callable[..., Any]
-    moving_update: Callable[..., Any]
+    moving_update: Callable[..., Any] | None
     averages: bool
     preprocesses: bool
 
     def __new__(
-        cls, init, update, track, inverse, moving_update=None, averages=False, preprocesses=False
+        cls,
+        init,
+        update,
+        track,
+        inverse=None,
+        moving_update=None,
+        averages=False,
+        preprocesses=False,
     ):
-        self = super().__new__(cls, as_partial(init), as_partial(update))
+        init, update = as_partial(init), as_optax(update)
+        init = init if init.func is _frozen_init else Partial(_frozen_init, init)
+        self = super().__new__(cls, init, update)
         self.track = as_partial(track)
-        self.inverse = as_partial(inverse)
-        self.moving_update = as_partial(moving_update)
+        self.inverse = Partial(_inverse, update) if inverse is None else as_partial(inverse)
+        self.moving_update = None if moving_update is None else as_optax(moving_update)
         self.averages = averages
         self.preprocesses = preprocesses
         return self
 
+    def _parts(self) -> dict[str, Any]:
+        return {"init": self.init, "update": self.update, **vars(self)}
+
+    def __reduce__(self):
+        """For copies: a tuple would be copied without its attributes."""
+        return type(self), tuple(self._parts().values())
+
+    def _replace(self, **changes):
+        return type(self)(**self._parts() | changes)
+
 
 def _flatten(triple: Triple):
-    children = (triple.init, triple.update, triple.track, triple.inverse, triple.moving_update)
-    return children, (triple.averages, triple.preprocesses)
+    *children, averages, preprocesses = triple._parts().values()
+    return children, (averages, preprocesses)
 
 
 def _unflatten(kind: tuple[bool, bool], children) -> Triple:
-    averages, preprocesses = kind
-    return Triple(*children, averages=averages, preprocesses=preprocesses)
+    return Triple(*children, *kind)
 
 
 jax.tree_util.register_pytree_node(Triple, _flatten, _unflatten)
+
+
+def as_optax(update: Callable[..., Any]) -> Partial:
+    """An update with optax's names of its arguments, that may be handed more of them."""
+    update = as_partial(update)
+    return update if update.func is _update else Partial(_update, update)
+
+
+def _update(update, updates, state, params=None, **extra_args):
+    return update(updates, state, params)
+
+
+def _frozen_init(init, params):
+    stats = init(params)
+    seen = _FROZEN_INSIDE.get()
+    if seen is not None and jax.tree.leaves(stats):
+        seen.append(None)
+    return stats
+
+
+def _inverse(update, old_params, new_params, stats, num_steps):
+    b, a = _line(update, stats, old_params)
+
+    def solve(old, new, b, a):
+        moved = (new - old) / jnp.asarray(num_steps, old.dtype) - b
+        return jnp.where(a == 0, 0, moved / jnp.where(a == 0, 1, a))
+
+    return jax.tree.map(solve, old_params, new_params, b, a)
+
+
+def _line(update, stats, params):
+    """(b, A) of U(g) = A g + b."""
+    zeros, ones = (jax.tree.map(of, params) for of in (jnp.zeros_like, jnp.ones_like))
+    return jax.jvp(lambda grads: update(grads, stats, params)[0], (zeros,), (ones,))
 
 
 def affine(
@@ -93,12 +153,7 @@ def affine(
     init: Callable[[Any], Any] = lambda params: (),
     moving_update: Callable[..., Any] | None = None,
 ) -> Triple:
-    """A triple from U and T alone: I follows if U is elementwise affine in the gradient.
-
-    For frozen statistics let `U(g) = A g + b` with `A` diagonal. Then `b = U(0)`, `A = U(1) - U(0)`,
-    and K updates change the model by `K (A mean(g) + b)`, so
-
-        I(x, x+, s, K) = ((x+ - x)/K - b) / A.
+    """A triple from U and T alone, of which U is checked to be elementwise affine in the gradient.
 
     Args:
       update: (grads, statistics) -> updates, to be added to the params.
@@ -122,31 +177,38 @@ def affine(
       >>> float(triple.inverse(jnp.zeros(1), jnp.array([-0.3]), m, 1)[0])
       3.0
     """
+    update = Partial(_affine_update, as_partial(update))
     return Triple(
-        init=Partial(_affine_init, as_partial(init), as_partial(update)),
-        update=Partial(_affine_update, as_partial(update)),
-        track=Partial(_track_without_params, as_partial(track)),
-        inverse=Partial(_affine_inverse, as_partial(update)),
+        init=Partial(_affine_init, as_partial(init), update),
+        update=update,
+        track=Partial(_affine_track, as_partial(track)),
         moving_update=moving_update,
     )
 
 
+def _affine_update(update, grads, stats, params=None):
+    return update(grads, stats), stats
+
+
+def _affine_track(track, grads, stats, params=None):
+    return track(grads, stats)
+
+
 def _affine_init(init, update, params):
+    """The statistics; refuses a U that is not A g + b at a random g."""
     stats = init(params)
-    if not checks.is_traced(params, stats, update):
-        _check_affine(update, stats, params)
-    return stats
-
-
-def _check_affine(update, stats, params):
-    # Elementwise affine means U(r) = U(0) + (U(1) - U(0)) r for every r; one random r tells.
+    if checks.is_traced(params, stats, update):
+        return stats
     generator = np.random.default_rng(0)
     random = jax.tree.map(
         lambda p: jnp.asarray(generator.uniform(-3.0, 3.0, p.shape), p.dtype), params
     )
-    at_zero = update(jax.tree.map(jnp.zeros_like, params), stats)
-    at_one = update(jax.tree.map(jnp.ones_like, params), stats)
-    parts = (update(random, stats), at_zero, at_one, random)
+    # Differences, not a derivative: that of a rounded gradient says nothing.
+    ones = jax.tree.map(jnp.ones_like, params)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    parts = [*(update(g, stats)[0] for g in (random, zeros, ones)), random]
+    if checks.is_traced(parts):  # the functions close over what is
+        return stats
     for found, zero, one, r in zip(*map(jax.tree.leaves, parts), strict=True):
         slope = one - zero
         tolerance = 100 * jnp.finfo(r.dtype).eps * (jnp.abs(zero) + 3 * jnp.abs(slope))
@@ -156,26 +218,7 @@ def _check_affine(update, stats, params):
                 " it can be inverted; this one is not. Use from_optax, which averages the gradients"
                 " instead."
             )
-
-
-def _affine_update(update, grads, stats, params=None):
-    del params
-    return update(grads, stats), stats
-
-
-def _track_without_params(track, grads, stats, params=None):
-    del params
-    return track(grads, stats)
-
-
-def _affine_inverse(update, old_params, new_params, stats, num_steps):
-    offset = update(jax.tree.map(jnp.zeros_like, old_params), stats)
-    at_one = update(jax.tree.map(jnp.ones_like, old_params), stats)
-
-    def solve(old, new, b, a_plus_b):
-        return ((new - old) / jnp.asarray(num_steps, old.dtype) - b) / (a_plus_b - b)
-
-    return jax.tree.map(solve, old_params, new_params, offset, at_one)
+    return stats
 
 
 def moving(triple: Triple) -> optax.GradientTransformation:
@@ -197,16 +240,50 @@ def moving(triple: Triple) -> optax.GradientTransformation:
     """
     if not isinstance(triple, Triple):
         raise ValueError(f"triple must be a Triple, got {type(triple).__name__}.")
-    if triple.moving_update is not None:
-        return optax.GradientTransformation(triple.init, triple.moving_update)
-    return optax.GradientTransformation(
-        triple.init, Partial(_update_then_track, triple.update, triple.track)
-    )
+    update = triple.moving_update
+    if update is None:
+        update = as_optax(Partial(_update_then_track, triple.update, triple.track))
+    return optax.GradientTransformationExtraArgs(moving_init(triple), update)
+
+
+def moving_init(triple: Triple) -> Partial:
+    """`init` of statistics that will move: allowed wherever it stands."""
+    return triple.init.args[0]
 
 
 def _update_then_track(update, track, grads, stats, params=None):
     updates, _ = update(grads, stats, params)
     return updates, track(grads, stats, params)
+
+
+def track_inverted(
+    triple: Triple, grads: chex.ArrayTree, stats: Any, params: chex.ArrayTree
+) -> Any:
+    """T(g, s) of a mean gradient that was found by inversion.
+
+    Where a schedule is at 0 nothing could be found: the statistics stay, and its count goes on.
+    """
+    tracked = triple.track(grads, stats, params)
+    still = stands_still(triple, stats, params)
+    if still is None:
+        return tracked
+
+    def chosen(new, old):
+        return jnp.where(still, old, new) if jnp.issubdtype(new.dtype, jnp.inexact) else new
+
+    return jax.tree.map(chosen, tracked, stats)
+
+
+def stands_still(triple: Triple, stats: Any, params: chex.ArrayTree) -> chex.Array | None:
+    """Whether no gradient moves the model: a schedule is at 0. None where there is no schedule."""
+    counts = any(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in jax.tree.leaves(stats))
+    if triple.averages or not counts:
+        return None
+    # The inverse of one step that moved everything is 0 only where it could find nothing.
+    zeros, ones = (jax.tree.map(of, params) for of in (jnp.zeros_like, jnp.ones_like))
+    found = triple.inverse(zeros, ones, stats, 1), triple.inverse(ones, zeros, stats, 1)
+    zero = [jnp.all(x == 0) for x in jax.tree.leaves(found)]
+    return jnp.all(jnp.stack(zero)) if zero else None
 
 
 def local_form(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -219,32 +296,25 @@ def local_form(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
     if isinstance(optimizer, Triple):
         return moving(optimizer)
     optimizer = as_pytree(optimizer)
-    return optimizer._replace(init=Partial(_init_if_it_moves, *optimizer))
+    return optimizer._replace(init=Partial(_init_if_it_moves, optimizer.init))
 
 
-def _init_if_it_moves(init, update, params):
-    """Refuses a triple inside of another transformation if nobody moves its statistics."""
-    before = init(params)
-    if _statistics(before):
-        _, after = update(jax.tree.map(jnp.zeros_like, params), before, params)
-        for old, new in zip(_statistics(before), _statistics(after), strict=True):
-            if all(map(operator.is_, jax.tree.leaves(old), jax.tree.leaves(new))):
-                raise ValueError(
-                    "optimizer must not hold a triple inside of an optax transformation: its update"
-                    " leaves the statistics as they are, and optax never tracks them. Use"
-                    " fedjax_opt.optimizers.chain in place of optax.chain, or"
-                    " fedjax_opt.optimizers.moving(triple) inside of it."
-                )
-    return before
-
-
-def _statistics(state: Any) -> list[Any]:
-    """The statistics of our own triples, inside of another transformation's state."""
-
-    def is_ours(node):
-        return type(node).__module__.startswith(f"{__package__}.") and bool(jax.tree.leaves(node))
-
-    return [node for node in jax.tree.leaves(state, is_leaf=is_ours) if is_ours(node)]
+def _init_if_it_moves(init, params):
+    """Refuses a triple inside of another transformation: nobody would move its statistics."""
+    seen: list[None] = []
+    token = _FROZEN_INSIDE.set(seen)
+    try:
+        state = init(params)
+    finally:
+        _FROZEN_INSIDE.reset(token)
+    if seen:
+        raise ValueError(
+            "optimizer must not hold a triple inside of an optax transformation: its update"
+            " leaves the statistics as they are, and optax never tracks them. Use"
+            " fedjax_opt.optimizers.chain in place of optax.chain, or"
+            " fedjax_opt.optimizers.moving(triple) inside of it."
+        )
+    return state
 
 
 def as_pytree(tx: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -70,7 +70,7 @@ def draw_statistics(rng, triple, params, shapes):
     stats = triple.init(params)
     if jax.tree.leaves(getattr(stats, "m", ())):
         stats = stats._replace(m=draw(rng, shapes))
-    if hasattr(stats, "v"):
+    if jax.tree.leaves(getattr(stats, "v", ())):
         stats = stats._replace(v=draw(rng, shapes, 1e-3, 10.0))
     return stats
 

@@ -65,6 +65,9 @@ def test_a_chain_of_what_is_no_transformation_is_refused(wrong):
         lambda triple: optax.chain(optax.clip(1.0), triple),
         lambda triple: optax.masked(triple, True),
         lambda triple: optax.chain(optax.chain(triple), optax.clip(1.0)),
+        # Whose states are new arrays after every update, moved or not.
+        lambda triple: optax.MultiSteps(triple, 1).gradient_transformation(),
+        lambda triple: optax.GradientTransformation(triple.init, jax.jit(triple.update)),
     ],
 )
 def test_a_triple_inside_of_optax_is_refused_if_its_statistics_would_never_move(function, inside):
@@ -73,6 +76,18 @@ def test_a_triple_inside_of_optax_is_refused_if_its_statistics_would_never_move(
     # None to move, or moved by itself.
     function(inside(opt.sgd(0.1))).init(jnp.ones(2))
     function(inside(opt.moving(opt.sgdm(0.1, 0.9)))).init(jnp.ones(2))
+
+
+@pytest.mark.parametrize("function", [opt.from_optax, local_form])
+@pytest.mark.parametrize(
+    "triple",
+    [opt.from_optax(optax.sgd(0.1)), opt.affine(lambda g, s: g, lambda g, s: g, lambda p: p)],
+)
+def test_statistics_of_any_type_are_known_as_frozen(function, triple):
+    with pytest.raises(ValueError, match=r"optimizer must not hold a triple inside"):
+        function(optax.chain(optax.clip(1.0), triple)).init(jnp.ones(2))
+    moving = opt.moving(opt.chain(optax.clip(1.0), triple))
+    function(optax.chain(optax.clip(1.0), moving)).init(jnp.ones(2))
 
 
 @pytest.mark.parametrize("function", [opt.from_optax, local_form])
@@ -134,3 +149,14 @@ def test_an_affine_update_is_accepted():
     found = triple.inverse(factors, moved, stats, 1)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(factors), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+def test_an_affine_update_may_close_over_what_is_traced():
+    """A sweep maps a function of the learning rate, with the model from outside of it."""
+
+    def first(rate):
+        update = lambda g, s: jax.tree.map(lambda g: -rate * g, g)  # noqa: E731
+        triple = opt.affine(update, track=lambda g, s: s)
+        return triple.update(jnp.ones(2), triple.init(jnp.ones(2)))[0][0]
+
+    np.testing.assert_allclose(jax.vmap(first)(jnp.array([0.1, 0.2])), [-0.1, -0.2])

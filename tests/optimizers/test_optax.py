@@ -1,11 +1,15 @@
 """A triple is an optax transformation: in optax's combinators, with its schedules, and as a pytree."""
 
+import copy
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+import fedjax_opt as fo
 from fedjax_opt import optimizers as opt
 from tests.optimizers import helpers
 
@@ -53,6 +57,44 @@ def test_in_optax_multi_transform(name):
     both = optax.multi_transform({"x": triple, "y": other}, {"a": "x", "b": ["y"]})
     expected = {"a": _update(triple)["a"], "b": [-7.0 * GRADS["b"][0]]}
     helpers.assert_trees_close(_update(both), expected, rtol=1e-15)
+
+
+@NAMES
+def test_update_takes_what_optax_hands_on(name):
+    """By optax's names, and with arguments that it has no use for."""
+    triple = helpers.TRIPLES[name](0.1)
+    for tx in (triple, opt.moving(triple)):
+        state = tx.init(PARAMS)
+        found, _ = tx.update(updates=GRADS, state=state, params=PARAMS, value=1.0)
+        helpers.assert_trees_close(found, tx.update(GRADS, state, PARAMS)[0], rtol=0)
+
+
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda value: pickle.loads(pickle.dumps(value)),
+    "replace": lambda value: value._replace(init=value.init),
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(make(0.1) for make in helpers.TRIPLES.values()),
+        opt.from_optax(opt.adam(0.1)),
+        opt.chain(opt.sgd(0.1)),
+        fo.fedgbo(opt.adam(0.1)),
+        fo.proximal(fo.scaffold(opt.sgdm(0.1)), 0.1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_copies_are_whole(value, how):
+    """optuna, ray and multiprocessing copy what they are given."""
+    copied = COPIES[how](value)
+    assert type(copied) is type(value)
+    assert jax.tree.structure(copied) == jax.tree.structure(value)
+    assert jax.tree.leaves(copied) == jax.tree.leaves(value)
 
 
 # Schedules ------------------------------------------------------------------------------------
