@@ -20,7 +20,7 @@ ALLOWED = {
     "wrappers": {"core", "engine", "optimizers", "compression", "algorithms", "wrappers"},
     "data": {"core", "data"},
     "models": {"core", "models"},
-    "metrics": {"core", "engine", "execution", "metrics"},
+    "metrics": {"core", "engine", "algorithms", "metrics"},
     "bounds": {"core", "bounds"},
     "costs": {"core", "engine", "costs"},
     "controllers": {"core", "engine", "bounds", "controllers"},

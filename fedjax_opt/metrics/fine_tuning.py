@@ -11,7 +11,7 @@ Reference:
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +19,13 @@ import numpy as np
 import optax
 from jax.tree_util import Partial
 
-from fedjax_opt.core import Model, Objective, Variables, checks
+from fedjax_opt.algorithms import independent
+from fedjax_opt.core import Algorithm, ClientData, Model, Variables, checks
 from fedjax_opt.core.algorithm import as_partial
 from fedjax_opt.core.federation import BATCHINGS
 from fedjax_opt.core.struct import struct
-from fedjax_opt.engine.evaluate import _own as own_model
+from fedjax_opt.engine.client import Invitation, client_update
 from fedjax_opt.engine.minibatches import rows_feed
-from fedjax_opt.execution.jobs import counted_loop
 
 
 def fine_tuned(
@@ -48,7 +48,8 @@ def fine_tuned(
       variables: where to start: the same for all clients, or a function of a client's id, such as
         `personal_variables` or this function returns. It must know all clients of `data`.
       data: a `ClientData`, the examples to train on. A client that has none keeps its model as it is.
-      optimizer: a triple or any optax transformation. Its statistics start afresh and move in each step.
+      optimizer: a triple or any optax transformation. Its statistics start afresh and move in each step;
+        one in which they would stay frozen is refused.
       steps: K, a whole number of at least 0; a Python number or a traced value.
       batch_size: B.
       seed: a whole number or a key of `jax.random`.
@@ -87,37 +88,28 @@ def fine_tuned(
     (total,) = checks.leading_axes("data.examples", data.examples, (None,), "n")
     if total == 0:
         raise ValueError("data must hold at least one example to train on, got none.")
-    return Partial(
-        _tuned,
-        _Fixed(model, batch_size, batching, full),
-        variables if isinstance(variables, Variables) else as_partial(variables),
-        data,
-        _moving(optimizer),
-        jnp.asarray(checks.number("steps", _whole("steps", steps), low=0), jnp.int32),
-        _as_key(seed),
-    )
+    steps = jnp.asarray(checks.number("steps", _whole("steps", steps), low=0), jnp.int32)
+    own = variables if isinstance(variables, Variables) else as_partial(variables)
+    alone = independent(optimizer)
+    # Refused here, and not when a client is asked for.
+    jax.eval_shape(lambda client: alone.init_client(_before(own, client)), jnp.int32(0))
+    fixed = _Fixed(model, batch_size, batching, full)
+    return Partial(_tuned, fixed, own, data, alone, steps, _as_key(seed))
 
 
 def check_clients(variables: Any, name: str, data: Any) -> None:
     """Refuses data of more clients than a function of a client's id knows.
 
-    Ids beyond them would be taken for the last client's.
+    Ids beyond them would be taken for the last client's. A function that this library made says how many
+    it knows by a function `num_clients` of its arguments.
     """
-    known = _known_clients(variables)
+    count = getattr(getattr(variables, "func", None), "num_clients", None)
+    known = None if count is None else count(*variables.args)
     if known is not None and data.num_clients > known:
         raise ValueError(
             f"{name} must hold the same clients as variables, which are {known}; got"
             f" {data.num_clients}."
         )
-
-
-def _known_clients(variables: Any) -> int | None:
-    """How many clients a function that this library made knows; None where it may be anyone."""
-    function = getattr(variables, "func", None)
-    if function is own_model:
-        _, _, clients = variables.args
-        return min((leaf.shape[0] for leaf in jax.tree.leaves(clients)), default=None)
-    return variables.args[2].num_clients if function is _tuned else None
 
 
 @struct("batch_size", "batching", "full_batches")
@@ -130,17 +122,25 @@ class _Fixed:
     full_batches: bool
 
 
-class _Optimizer(NamedTuple):
-    """An optimiser whose statistics move, as a pytree."""
+def _before(variables, client):
+    own = variables if isinstance(variables, Variables) else variables(client)
+    return jax.tree.map(jnp.asarray, own)
 
-    init: Any
-    update: Any
+
+def _tuned(fixed, variables, data, alone, steps, key, client):
+    return _trained(fixed, variables, data, alone, steps, key, client)
+
+
+def _clients_of(fixed, variables, data: ClientData, *rest) -> int:
+    return data.num_clients
+
+
+_tuned.num_clients = _clients_of
 
 
 @jax.jit
-def _tuned(fixed, variables, data, optimizer, steps, key, client):
+def _trained(fixed, variables, data, alone: Algorithm, steps, key, client):
     client = jnp.asarray(client, jnp.int32)
-    own = variables if isinstance(variables, Variables) else variables(client)
     offset, size = jnp.asarray(data.offsets)[client], jnp.asarray(data.sizes)[client]
     # Under vmap an empty client draws too, and what it makes of it is dropped: any row will do.
     total = jax.tree.leaves(data.examples)[0].shape[0]
@@ -148,41 +148,17 @@ def _tuned(fixed, variables, data, optimizer, steps, key, client):
     feed = rows_feed(
         fixed.batch_size, fixed.batching, fixed.full_batches, None, data.examples, place
     )
-    key = jax.random.fold_in(key, client)
-
-    def step(carry, k):
-        here, statistics = carry
-        batch, mask = feed.draw(key, k)
-        objective = Objective(fixed.model, jax.random.fold_in(key, k), mask)
-        gradient, evaluation = objective.gradient(here, batch)
-        updates, statistics = optimizer.update(gradient, statistics, here.params)
-        return Variables(optax.apply_updates(here.params, updates), evaluation.state), statistics
-
-    start = jax.tree.map(jnp.asarray, own)
-    count = jnp.where(size > 0, steps, 0)
-    return counted_loop(count, step, (start, optimizer.init(start.params)))[0]
-
-
-def _moving(optimizer: Any) -> _Optimizer:
-    """The optimiser with statistics that move: a triple's own update would leave them frozen."""
-    if not isinstance(optimizer, optax.GradientTransformation):
-        raise ValueError(
-            "optimizer must be an optax.GradientTransformation, such as"
-            f" fedjax_opt.optimizers.sgd(0.1), got {optimizer!r}."
-        )
-    init, update = as_partial(optimizer.init), as_partial(optimizer.update)
-    track = getattr(optimizer, "track", None)
-    if track is None:
-        return _Optimizer(init, update)
-    moving = getattr(optimizer, "moving_update", None)
-    return _Optimizer(
-        init, Partial(_update_then_track, update, track) if moving is None else moving
+    invitation = Invitation(
+        message=(),
+        round=jnp.int32(0),
+        id=client,
+        num_steps=jnp.where(size > 0, steps, 0),
+        invited=jnp.int32(1),
+        num_clients=jnp.int32(data.num_clients),
+        key=jax.random.fold_in(key, client),
     )
-
-
-def _update_then_track(update, track, gradient, statistics, params):
-    updates, _ = update(gradient, statistics, params)
-    return updates, track(gradient, statistics, params)
+    own = alone.init_client(_before(variables, client))
+    return client_update(alone, fixed.model, feed, invitation, own).state.variables
 
 
 def _whole(name: str, value: Any) -> Any:

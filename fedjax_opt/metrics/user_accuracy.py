@@ -49,8 +49,12 @@ class UserAccuracy(NamedTuple):
 
     @property
     def worst_decile(self) -> float:
-        """The mean of the lowest tenth of the clients, rounded up to at least one."""
-        lowest = np.sort(self.counted)[: -(-len(self.counted) // 10)]
+        """The mean of the lowest tenth of the clients, rounded up to at least one.
+
+        A client whose model gives NaN is among the worst, and so the mean is NaN.
+        """
+        worst_first = np.argsort(np.where(np.isnan(self.counted), -np.inf, self.counted))
+        lowest = self.counted[worst_first[: -(-len(self.counted) // 10)]]
         return float(np.mean(lowest)) if len(lowest) else float("nan")
 
     def over(self, mask: Any) -> "UserAccuracy":

@@ -107,7 +107,8 @@ def _flatten(triple: Triple):
 
 
 def _unflatten(kind: tuple[bool, bool], children) -> Triple:
-    return Triple(*children, *kind)
+    averages, preprocesses = kind
+    return Triple(*children, averages=averages, preprocesses=preprocesses)
 
 
 jax.tree_util.register_pytree_node(Triple, _flatten, _unflatten)
@@ -115,8 +116,8 @@ jax.tree_util.register_pytree_node(Triple, _flatten, _unflatten)
 
 def as_optax(update: Callable[..., Any]) -> Partial:
     """An update with optax's names of its arguments, that may be handed more of them."""
-    update = as_partial(update)
-    return update if update.func is _update else Partial(_update, update)
+    bound: Any = as_partial(update)
+    return bound if bound.func is _update else Partial(_update, bound)
 
 
 def _update(update, updates, state, params=None, **extra_args):
@@ -248,7 +249,8 @@ def moving(triple: Triple) -> optax.GradientTransformation:
 
 def moving_init(triple: Triple) -> Partial:
     """`init` of statistics that will move: allowed wherever it stands."""
-    return triple.init.args[0]
+    init: Any = triple.init
+    return init.args[0]
 
 
 def _update_then_track(update, track, grads, stats, params=None):

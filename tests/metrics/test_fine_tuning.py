@@ -180,6 +180,10 @@ EMPTY = fo.ClientData.from_list([{"x": np.zeros((0, 3)), "y": np.zeros(0)}], all
         ({"seed": "a"}, "seed must be a number .* got 'a'"),
         ({"seed": 0.5}, r"seed must be a whole number, got .*0\.5"),
         ({"optimizer": 0.1}, r"optimizer must be an optax\.GradientTransformation"),
+        (
+            {"optimizer": optax.chain(optax.clip(100.0), fo.optimizers.adam(0.1))},
+            "optimizer must not hold a triple inside of an optax transformation",
+        ),
         ({"data": EMPTY}, "data must hold at least one example to train on, got none"),
     ],
 )

@@ -129,3 +129,8 @@ def test_text():
 def test_over_refuses(mask):
     with pytest.raises(ValueError, match=r"mask must be bool\[2\], one per client, got"):
         of([0.5, 1.0]).over(mask)
+
+
+def test_a_client_whose_model_broke_is_among_the_worst():
+    assert np.isnan(of([np.nan, 0.5, 0.6, 0.9]).worst_decile)
+    assert of([0.5, 0.6, 0.9]).worst_decile == 0.5
