@@ -62,12 +62,12 @@ def load_trajectory(name):
     return trajectory
 
 
-def trajectory_rounds(name, schedule=None):
-    """Build the ``rounds`` list of a trajectory from its schedule, or another, in problem.json."""
+def trajectory_rounds(name):
+    """Build the ``rounds`` list of a trajectory from its schedule in problem.json."""
     problem, trajectory = load_problem(), load_trajectory(name)
     features, labels = problem["X"], problem["y"]
     rounds = []
-    for t, clients in enumerate(problem["schedules"][schedule or trajectory["schedule"]]):
+    for t, clients in enumerate(problem["schedules"][trajectory["schedule"]]):
         rnd = {"clients": list(clients), "weights": None, "batches": [], "full": []}
         for i in clients:
             rows = problem["batches"][t][i]
@@ -486,14 +486,12 @@ def mimelite(
     beta2=0.99,
     eps=1e-3,
     v0=1.0,
-    weighted_probe=True,
 ):
     """MimeLite: s+ = T(mean of the clients' gradients at x, s).
 
     Karimireddy et al., Breaking the Centralized Barrier for Cross-Device Federated Learning,
     NeurIPS 2021, Algorithm 1 (MimeLite). MimeXlite (FedGBO paper, section 5.2) takes one minibatch
-    for the full data: the round's ``probe``. The probes carry no weight decay; their mean has
-    the aggregation weights, or none of them with ``weighted_probe=False``.
+    for the full data: the round's ``probe``. The probes carry no weight decay.
     """
     hyper = {"lr": lr, "beta": beta, "beta1": beta1, "beta2": beta2, "eps": eps}
     x, history = params, []
@@ -511,8 +509,7 @@ def mimelite(
             losses += client_losses
         weights = _aggregation_weights(rnd)
         x = _add_scaled(x, server_lr, _weighted_sum(weights, deltas))
-        probe_weights = weights if weighted_probe else [1.0 / len(probes)] * len(probes)
-        g = _weighted_sum(probe_weights, probes)
+        g = _weighted_sum(weights, probes)
         stats = _track(optimizer, g, stats, hyper)
         history.append(_entry(rnd, x, deltas, losses, probe_gradient=g, **stats))
     return history
