@@ -242,7 +242,8 @@ def _command(options: argparse.Namespace, output: pathlib.Path) -> str:
 
 def _check_output(output: pathlib.Path, parts: Sequence[Part]) -> None:
     """Refuses a directory that holds anything else."""
-    known = {_TABLE, *(part.name for part in parts), *(f"{part.group}.html" for part in parts)}
+    pages = (f"{part.group}{ending}" for part in parts for ending in (".html", ".csv"))
+    known = {_TABLE, *(part.name for part in parts), *pages}
     there = {path.name for path in output.iterdir()} if output.exists() else set()
     if there - known:
         raise ValueError(

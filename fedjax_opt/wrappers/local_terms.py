@@ -38,10 +38,13 @@ _SMALLEST = 1e-8
 
 
 class Anchored(NamedTuple):
-    """The wrapped algorithm's local state, and the model at which the client started."""
+    """The wrapped algorithm's local state, and the model at which the client started.
+
+    Of that model a proximal term keeps the parameters alone.
+    """
 
     inner: Any
-    anchor: Variables
+    anchor: Any
 
 
 class WithPrevious(NamedTuple):
@@ -70,7 +73,7 @@ def proximal(algorithm: Algorithm, mu: chex.Numeric) -> Algorithm:
       MLSys 2020.
     """
     mu = checks.number("mu", mu, low=0.0)
-    anchored = nested(algorithm, local=_anchored)
+    anchored = nested(algorithm, local=_anchored_params)
     return anchored._replace(step=Partial(_proximal_step, anchored.step, mu))
 
 
@@ -228,9 +231,13 @@ def _anchored(inner, message, client):
     return Anchored(inner, get_variables(inner))
 
 
+def _anchored_params(inner, message, client):
+    return Anchored(inner, get_variables(inner).params)
+
+
 def _proximal_step(step, mu, local, objective, batch, context):
     def penalty(variables, evaluation):
-        away = trees.subtract(variables.params, local.anchor.params)
+        away = trees.subtract(variables.params, local.anchor)
         return _weighted(mu, trees.squared_norm(away) / 2, evaluation)
 
     return step(local, objective.with_penalty(penalty), batch, context)
