@@ -196,7 +196,7 @@ def _server_state(state):
     if hasattr(server, "mean"):
         # AdaBest's h is how far the model that is sent is ahead of the mean.
         found["h"] = jax.tree.map(lambda mean, x: mean - x, server.mean, state.variables.params)
-    if hasattr(server, "past"):
+    if hasattr(server, "ring"):
         # Models of GHBM; gradients in theory, where momentum is a field.
         theory = "momentum" in server._fields
         past = helpers.past(server)
