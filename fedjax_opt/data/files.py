@@ -1,4 +1,4 @@
-"""What readers share: errors that name the file, optional packages, images, numbers for JAX."""
+"""What readers share: errors that name file and row, optional packages, images, numbers for JAX."""
 
 import contextlib
 import hashlib
@@ -13,12 +13,30 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import chex
 import numpy as np
 
-Columns = Mapping[str, str]
-Where = Callable[[int], str]  # how an error names a row
+Encode = Callable[[list[str]], chex.ArrayNumpy]
 
 _PIECE = 2**24
 _MOST_PIXELS = 2**24  # a small file may unpack to any number
 _PACKAGES = {"PIL": "Pillow"}  # where the module has another name than its package
+
+
+class RowError(ValueError):
+    """A value that is wrong, in a row that is known: who reads a table adds whose row that is."""
+
+    def __init__(self, message: str, row: int, advice: str = "", client: str = "") -> None:
+        whose = f" (client {client!r:.60})" if client else ""
+        super().__init__(f"{message} in row {row}{whose}.{advice}")
+        self.message, self.row, self.advice = message, row, advice
+
+
+def require(
+    right: chex.ArrayNumpy, origin: str, wanted: str, got: chex.ArrayNumpy | str, advice: str = ""
+) -> None:
+    """Refuses values, or rows, that are not right, and names the first of them."""
+    if not np.all(right):
+        at = np.unravel_index(int(np.argmin(right)), np.shape(right))
+        found = got if isinstance(got, str) else got[at]
+        raise RowError(f"{origin} must {wanted}, got {found}", int(at[0]), advice)
 
 
 def optional(module: str, purpose: str, extra: str) -> types.ModuleType:
@@ -37,9 +55,9 @@ def named(path: str | os.PathLike[str], wrong: str) -> Iterator[None]:
     """Makes an error that names the file of whatever a parser raises at a damaged one."""
     try:
         yield
+    except ImportError:
+        raise
     except Exception as error:  # those of many packages, which have no class in common
-        if isinstance(error, ImportError):
-            raise
         if isinstance(error, ValueError) and os.fspath(path) in str(error):
             raise
         said = " ".join(str(error).split()) or type(error).__name__
@@ -60,15 +78,13 @@ def digest(paths: Iterable[pathlib.Path], root: pathlib.Path) -> str:
 
 
 def choose(
-    available: Iterable[str], columns: Columns | None, leave_out: tuple[str, ...], origin: str
+    available: Iterable[str], columns: Mapping[str, str] | None, origin: str
 ) -> dict[str, str]:
     """Names in the result -> names in the file: those asked for, or all."""
     names = list(available)
-    chosen = {name: name for name in names if name not in leave_out}
-    if columns is not None:
-        chosen = dict(columns)
+    chosen = {name: name for name in names} if columns is None else dict(columns)
     if not chosen:
-        raise ValueError(f"{origin} has no columns of examples, only {names}.")
+        raise ValueError(f"{origin} has no columns of examples.")
     for name in chosen.values():
         if name not in names:
             raise ValueError(
@@ -84,17 +100,10 @@ def texts(values: Iterable[object], origin: str) -> chex.ArrayNumpy:
     for value in found:
         if not isinstance(value, str):
             raise ValueError(f"{origin} must be text, got a {type(value).__name__}.")
-    return objects(found)
+    return np.fromiter(found, object, len(found))
 
 
-def objects(values: list) -> chex.ArrayNumpy:
-    """A vector of objects, however long they are themselves."""
-    return np.fromiter(values, object, len(values))
-
-
-def encoded(
-    values: chex.ArrayNumpy, encode: Callable[[list[str]], chex.ArrayNumpy] | None, origin: str
-) -> chex.ArrayNumpy:
+def encoded(values: chex.ArrayNumpy, encode: Encode | None, origin: str) -> chex.ArrayNumpy:
     """Texts through the user's function, if there is one."""
     if encode is None:
         return values
@@ -107,12 +116,7 @@ def encoded(
     return array
 
 
-def row(number: int) -> str:
-    """The name of a row that is counted from 0."""
-    return f"row {number}"
-
-
-def values(array: chex.ArrayNumpy, origin: str, where: Where = row) -> chex.ArrayNumpy:
+def values(array: chex.ArrayNumpy, origin: str) -> chex.ArrayNumpy:
     """Numbers as a model can take them: finite, and whole ones within int32.
 
     JAX has 32 bits for a number unless told otherwise, and would cut longer ones without a word: here
@@ -122,57 +126,37 @@ def values(array: chex.ArrayNumpy, origin: str, where: Where = row) -> chex.Arra
     if array.dtype.kind == "b" or (array.dtype.kind in "iu" and np.can_cast(array.dtype, np.int32)):
         return array
     if array.dtype.kind in "iu":
-        return labels(array, origin, where)
-    if array.dtype.kind != "f":
-        raise ValueError(f"{origin} must be numbers, got {array.dtype}.")
-    return numbers(array, origin, where) if array.itemsize > 4 else _finite(array, origin, where)
+        return labels(array, origin)
+    return numbers(array, origin, np.float32 if array.itemsize > 4 else array.dtype)
 
 
-def numbers(values: object, origin: str, where: Where = row) -> chex.ArrayNumpy:
-    """Finite numbers as float32, all rows of one shape."""
-    try:
-        array = np.asarray(values)
-    except (ValueError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{origin} must be rows of one shape: {error!s:.100}") from error
-    if array.dtype.kind not in "iuf":
-        raise ValueError(f"{origin} must be numbers in rows of one length, and are not.")
+def numbers(values: object, origin: str, dtype: object = np.float32) -> chex.ArrayNumpy:
+    """Finite numbers in floating point, all rows of one shape."""
+    array = _array(values, "iuf", origin, "numbers in rows of one shape")
     with np.errstate(over="ignore"):  # it is looked for below
-        return _finite(array.astype(np.float32), origin, where, shown=array)
+        found = array.astype(dtype)  # type: ignore[call-overload]
+    require(np.isfinite(found), origin, "be finite numbers that fit float32", array)
+    return found
 
 
-def labels(values: object, origin: str, where: Where = row) -> chex.ArrayNumpy:
+def labels(values: object, origin: str) -> chex.ArrayNumpy:
     """Whole numbers as int32."""
     wanted = "whole numbers that fit int32"
+    array = _array(values, "iufb", origin, wanted)
+    limits = np.iinfo(np.int32)
+    whole = (array >= limits.min) & (array <= limits.max) & (array == np.trunc(array))
+    require(whole, origin, f"be {wanted}", array)
+    return array.astype(np.int32)
+
+
+def _array(values: object, kinds: str, origin: str, wanted: str) -> chex.ArrayNumpy:
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{origin} must be {wanted}: {error!s:.100}") from error
-    if array.dtype.kind not in "iufb":
-        raise ValueError(f"{origin} must be {wanted}, and are not.")
-    limits = np.iinfo(np.int32)
-    whole = (array >= limits.min) & (array <= limits.max) & (array == np.trunc(array))
-    _all(whole, array, wanted, origin, where)
-    return array.astype(np.int32)
-
-
-def _finite(
-    array: chex.ArrayNumpy, origin: str, where: Where, shown: chex.ArrayNumpy | None = None
-) -> chex.ArrayNumpy:
-    wanted = "finite numbers that fit float32"
-    _all(np.isfinite(array), array if shown is None else shown, wanted, origin, where)
+    if array.dtype.kind not in kinds:
+        raise ValueError(f"{origin} must be {wanted}, got {array.dtype}.")
     return array
-
-
-def _all(
-    right: chex.ArrayNumpy,
-    array: chex.ArrayNumpy,
-    wanted: str,
-    origin: str,
-    where: Where,
-) -> None:
-    if not right.all():
-        at = np.unravel_index(int(right.argmin()), right.shape)
-        raise ValueError(f"{origin} must be {wanted}, got {array[at]} in {where(int(at[0]))}.")
 
 
 def read_image(
@@ -181,7 +165,8 @@ def read_image(
     """The pixels of a PNG or JPEG file, uint8: [h, w] where they are grey, else [h, w, 3]."""
     images = optional("PIL.Image", "Reading images", "tables")
     opened = io.BytesIO(source) if isinstance(source, bytes) else source
-    errors = (SyntaxError, ValueError, images.DecompressionBombError)
+    if isinstance(source, pathlib.Path) and not source.is_file():
+        raise ValueError(f"{origin} is missing.")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", images.DecompressionBombWarning)
@@ -189,10 +174,15 @@ def read_image(
         with picture:
             if picture.width * picture.height > _MOST_PIXELS:
                 raise ValueError(f"it has {picture.width} x {picture.height} pixels")
+            if picture.mode[0] in "IF":  # Pillow would cut its values off at 255
+                raise ValueError("it has more than 8 bits a pixel")
             mode = mode or ("L" if picture.mode in ("1", "L") else "RGB")
             picture = picture.convert(mode)
             return np.asarray(picture if size is None else picture.resize((size, size)))
-    except FileNotFoundError as error:
-        raise ValueError(f"{origin} is missing.") from error
-    except (OSError, images.DecompressionBombWarning, *errors) as error:
+    except images.UnidentifiedImageError as error:
+        raise ValueError(f"{origin} cannot be read as an image: it is no PNG or JPEG.") from error
+    except (
+        *(OSError, SyntaxError, ValueError),
+        *(images.DecompressionBombError, images.DecompressionBombWarning),
+    ) as error:
         raise ValueError(f"{origin} cannot be read as an image: {error!s:.80}.") from error

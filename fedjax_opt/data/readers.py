@@ -5,7 +5,7 @@ Open only files that you trust: the parsers are those of ijson, h5py and tensorf
 
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import chex
@@ -19,7 +19,7 @@ _TEXT_OF_TWEET = 4
 _PIXELS = 28
 
 Clients = Iterator[tuple[str, dict[str, chex.ArrayNumpy]]]
-Encode = Callable[[list[str]], chex.ArrayNumpy]
+Encode = files.Encode
 
 
 def read_leaf(
@@ -189,7 +189,7 @@ def _hdf5_clients(path: pathlib.Path, columns: Mapping[str, str] | None) -> Clie
         for name, group in file["examples"].items():
             origin = f"{path}: client {name!r:.60}"
             features = {}
-            for key, feature in files.choose(group, columns, (), origin).items():
+            for key, feature in files.choose(group, columns, origin).items():
                 data, what = group[feature], f"{origin}: {feature!r}"
                 is_text = h5py.check_string_dtype(data.dtype) is not None
                 content = data.asstr()[:] if is_text else data[:]

@@ -1,13 +1,8 @@
 """One door for tables: whatever holds named columns becomes examples, labels and clients."""
 
-import collections
+import contextlib
 import hashlib
-import json
-import os
-import pathlib
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -16,16 +11,12 @@ import numpy as np
 from fedjax_opt.core import checks
 from fedjax_opt.core.client_data import ClientData
 from fedjax_opt.data import files, text
-from fedjax_opt.data.files import Where
+from fedjax_opt.data.files import require
+from fedjax_opt.data.table_sources import Coded, Raw, Source, open_source
 
 KINDS = ("numeric", "categorical", "image", "text")
 _FEW = 50  # a column of text with at most so many different values is a category
 _MOST_TOKENS = 256  # of a text; one long text would make all rows as long
-_BYTES_UNQUESTIONED, _LIKELY_RATIO = 2**30, 200
-_IMAGES = (".png", ".jpg", ".jpeg")
-_HOLDS = (
-    "a CSV, TSV, Parquet or .npz file, or a folder of images, of Parquet files or of `datasets`"
-)
 
 
 class Column(NamedTuple):
@@ -118,7 +109,7 @@ def read_table(
     columns: Sequence[str] | Mapping[str, str] | None = None,
     kinds: Mapping[str, str] | None = None,
     target: str = "classes",
-    encode: Callable[[list[str]], chex.ArrayNumpy] | None = None,
+    encode: files.Encode | None = None,
     image_size: int | None = None,
     split: str | None = None,
 ) -> Table:
@@ -133,7 +124,8 @@ def read_table(
     Args:
       source: A path: a `.csv` or `.tsv` file (also `.gz`), `.parquet`, `.npz`, a folder of images by
         class (`class/file.png`), of Parquet files, or of a Hugging Face dataset saved on disk. Or a
-        pandas DataFrame, a `datasets.Dataset`, a `pyarrow.Table`, or a mapping of names to arrays.
+        DataFrame of pandas or polars, a `datasets.Dataset`, a `pyarrow.Table`, or a mapping of names to
+        arrays.
       client: The column that says whose each row is: text or whole numbers. Clients are in their
         order. None: the table knows no clients.
       label: The column of the labels, y. Text, truth values and categories become class ids, int32,
@@ -142,7 +134,8 @@ def read_table(
       columns: The columns of inputs; or what each array of the examples shall be called,
         `{"x": "pixels", "age": "age"}`, where nothing is put side by side. None: all others.
       kinds: What columns are: 'numeric', 'categorical', 'image' or 'text', where they look like
-        something else, such as `{"postcode": "categorical"}`.
+        something else, such as `{"postcode": "categorical"}`. A 'categorical' label makes class ids of
+        any whole numbers, such as -1 and 1, in their order.
       target: 'classes', or 'numbers' for a regression: y is then float32 `[n]`.
       encode: Turns a list of texts into an array, one row a text. None: `fo.data.token_ids` of the
         5,000 most frequent tokens.
@@ -153,7 +146,6 @@ def read_table(
       The table as examples, with what its columns were taken for.
 
     Example:
-      >>> import pathlib, tempfile
       >>> import fedjax_opt as fo
       >>> columns = {"who": ["bob", "ann", "bob"], "size": [1.5, 2.5, 0.5], "kind": ["a", "b", "a"]}
       >>> table = fo.data.read_table(columns, client="who", label="kind")
@@ -165,544 +157,231 @@ def read_table(
     checks.choice("target", target, ("classes", "numbers"))
     if image_size is not None:
         checks.integer("image_size", image_size, low=1)
-    opened = _open(source, split, image_size)
-    label = opened.label if label is None else label
-    chosen = _chosen(opened, client, label, columns)
-    kinds = _checked_kinds(kinds, opened.origin, chosen)
-    reader = _Reader(opened)
-    ids, names = (None, ()) if client is None else reader.clients(client)
-    inputs = [reader.feature(key, name, kinds.get(name), encode) for key, name in chosen.items()]
-    if encode is not None and not any(feature.kind == "text" for feature in inputs):
-        raise ValueError(f"encode is for text, but {opened.origin} has no column of text.")
-    examples, said = _assembled(inputs, by_name=isinstance(columns, Mapping))
-    if label is not None:
-        if "y" in examples:
-            raise ValueError("columns must not call an array 'y', which is that of the labels.")
-        y, classes = reader.label(label, target)
-        examples["y"] = y
-        said.append(Column(label, "label", classes, "y"))
+    source = open_source(source, split, image_size)
+    label = source.label if label is None else label
+    chosen = _chosen(source, client, label, columns)
+    kinds = _checked_kinds(kinds or {}, source.origin, chosen, label)
+    reader = _Reader(source)
+    ids, names = None, ()
+    with reader.naming_clients():
+        if client is not None:
+            ids, names = _categories(*reader.read(client), "client's name")
+            reader.whose = [names[i] for i in ids.tolist()]
+        inputs = {
+            key: _feature(name, *reader.read(name), kinds.get(name), encode)
+            for key, name in chosen.items()
+        }
+        examples, said = _assembled(inputs, by_name=isinstance(columns, Mapping))
+        if label is not None:
+            if "y" in examples:
+                raise ValueError("columns must not call an array 'y', which is that of the labels.")
+            examples["y"], classes = _labels(*reader.read(label), target, label in kinds)
+            said.append(Column(label, "label", classes, "y"))
+    if encode is not None and not any(column.kind == "text" for column, _ in inputs.values()):
+        raise ValueError(f"encode is for text, but {source.origin} has no column of text.")
     if client is not None:
         said.append(Column(client, "client", (), f"{len(names)} clients"))
-    return Table(opened.origin, opened.sha256 or reader.digest(), examples, tuple(said), ids, names)
-
-
-class _Coded(NamedTuple):
-    """Categories as the table itself has them: numbers, and the name of each."""
-
-    codes: chex.ArrayNumpy
-    names: tuple[str, ...]
-
-
-Raw = chex.ArrayNumpy | _Coded  # text is an array of objects
-
-
-class _Opened(NamedTuple):
-    """A table whose columns are read when they are asked for."""
-
-    origin: str
-    columns: dict[str, Callable[[str, Where], Raw]]  # of how errors call the column and its rows
-    sha256: str | None = None
-    label: str | None = None
-
-
-class _Feature(NamedTuple):
-    key: str
-    name: str
-    kind: str
-    array: chex.ArrayNumpy
-    classes: tuple[str, ...] = ()
-    note: str = ""
+    return Table(source.origin, source.sha256 or reader.digest(), examples, tuple(said), ids, names)
 
 
 class _Reader:
-    """Reads columns that must be equally long, and names the rows in errors."""
+    """Reads columns that must be equally long, and knows whose each row is."""
 
-    def __init__(self, opened: _Opened) -> None:
-        self._opened, self._hash = opened, hashlib.sha256()
+    def __init__(self, source: Source) -> None:
+        self._source, self._hash = source, hashlib.sha256()
         self._length: int | None = None
-        self._whose: list[str] = []
+        self.whose: list[str] = []
 
-    def _read(self, name: str) -> tuple[str, Raw]:
-        origin = f"{self._opened.origin}: column {name!r}"
-        raw = self._opened.columns[name](origin, self.where)
-        values = raw.codes if isinstance(raw, _Coded) else raw
-        if not values.ndim or len(values) == 0:
+    def read(self, name: str) -> tuple[str, Raw]:
+        """What errors call a column, and its values."""
+        origin = f"{self._source.origin}: column {name!r}"
+        raw = self._source.columns[name](origin)
+        codes, names = raw if isinstance(raw, Coded) else (raw, ())
+        if not codes.ndim or len(codes) == 0:
             raise ValueError(f"{origin} has no rows.")
-        self._length = self._length or len(values)
-        if len(values) != self._length:
+        self._length = self._length or len(codes)
+        if len(codes) != self._length:
             raise ValueError(
-                f"{origin} must have {self._length} rows, as those before it, got {len(values)}."
+                f"{origin} must have {self._length} rows, as those before it, got {len(codes)}."
             )
-        if self._opened.sha256 is None:  # in memory: what is read is all that there is
-            content = repr(values.tolist()).encode() if values.dtype.hasobject else values.tobytes()
-            names = raw.names if isinstance(raw, _Coded) else ()
-            about = (name, values.dtype.str, values.shape, names)
+        if isinstance(raw, Coded):
+            known = (codes >= 0) & (codes < len(names))
+            require(known, origin, f"have one of {len(names)} classes in each row", codes)
+        if self._source.sha256 is None:  # in memory: what is read is all that there is
+            content = repr(codes.tolist()).encode() if codes.dtype.hasobject else codes.tobytes()
+            about = (name, codes.dtype.str, codes.shape, names)
             self._hash.update(repr(about).encode() + content)
         return origin, raw
 
     def digest(self) -> str:
         return self._hash.hexdigest()
 
-    def where(self, row: int) -> str:
-        """How an error names a row."""
-        return f"row {row}" + (f" (client {self._whose[row]!r:.60})" if self._whose else "")
-
-    def clients(self, name: str) -> tuple[chex.ArrayNumpy, tuple[str, ...]]:
-        origin, raw = self._read(name)
-        if isinstance(raw, _Coded):
-            raw = np.asarray(raw.names, object)[raw.codes]
-        if raw.ndim != 1 or raw.dtype.kind not in "biuO":
-            raise ValueError(
-                f"{origin} must name clients by text or whole numbers, got {_about(raw)}."
-            )
-        if raw.dtype.kind == "O":
-            _refuse(raw == "", origin, "a client's name", "empty text", self.where)
-        found, ids = _factorised(raw)
-        names = tuple(map(str, found))
-        self._whose = [names[i] for i in ids.tolist()]
-        return ids.astype(np.int32), names
-
-    def label(self, name: str, target: str) -> tuple[chex.ArrayNumpy, tuple[str, ...]]:
-        origin, raw = self._read(name)
-        if target == "numbers":
-            if isinstance(raw, _Coded) or raw.dtype.kind not in "iuf" or raw.ndim != 1:
-                raise ValueError(f"{origin} must be numbers [n], got {_about(raw)}.")
-            return files.numbers(raw, origin, self.where), ()
-        if not isinstance(raw, _Coded) and raw.dtype.kind in "bO" and raw.ndim == 1:
-            if raw.dtype.kind == "O":
-                _refuse(raw == "", origin, "a class", "empty text", self.where)
-            raw = _coded(raw)
-        if isinstance(raw, _Coded):
-            _refuse(raw.codes < 0, origin, "a class", "a missing one", self.where)
-            return raw.codes.astype(np.int32), raw.names
-        return self._class_ids(raw, origin)
-
-    def _class_ids(
-        self, raw: chex.ArrayNumpy, origin: str
-    ) -> tuple[chex.ArrayNumpy, tuple[str, ...]]:
-        if raw.ndim != 1 or raw.dtype.kind not in "iu":
-            advice = "For a regression say target='numbers'"
-            if raw.ndim == 2 and raw.shape[1] == 1:
-                advice = "Take its only column, y[:, 0]"
-            elif raw.ndim == 2 and raw.dtype.kind in "biuf" and np.all(raw.sum(1) == 1):
-                advice = "It is one-hot: take y.argmax(1)"
-            bad = raw if raw.ndim == 1 else raw.reshape(len(raw), -1)[:, 0]
-            strange = ~np.isfinite(bad) if raw.dtype.kind == "f" else np.zeros(len(raw), bool)
-            row = int(strange.argmax()) if strange.any() else 0
-            raise ValueError(
-                f"{origin} must be class ids from 0, [n], or classes' names, got {_about(raw)}, such as"
-                f" {raw[row]!s:.60} in {self.where(row)}. {advice}."
-            )
-        _refuse(raw < 0, origin, "a class id from 0", raw, self.where)
-        most = max(len(raw), 1000)
-        wanted = f"a class id below {most} (text, where numbers are only names of classes)"
-        _refuse(raw >= most, origin, wanted, raw, self.where)
-        return raw.astype(np.int32), tuple(map(str, range(int(raw.max()) + 1)))
-
-    def feature(
-        self,
-        key: str,
-        name: str,
-        kind: str | None,
-        encode: Callable[[list[str]], chex.ArrayNumpy] | None,
-    ) -> _Feature:
-        origin, raw = self._read(name)
-        kind = kind or _judged(raw)
-        if kind == "categorical":
-            if not isinstance(raw, _Coded) and (raw.ndim != 1 or raw.dtype.kind not in "biuO"):
-                raise ValueError(f"{origin} must be text or whole numbers, got {_about(raw)}.")
-            coded = raw if isinstance(raw, _Coded) else _coded(raw)
-            _refuse(coded.codes < 0, origin, "a category", "a missing one", self.where)
-            return _Feature(key, name, kind, coded.codes.astype(np.int32), coded.names)
-        if isinstance(raw, _Coded):
-            raw = np.asarray(raw.names, object)[raw.codes]
-        if (raw.dtype.kind == "O") != (kind == "text"):
-            raise ValueError(f"{origin} must be of kind {kind!r}, got {_about(raw)}.")
-        if kind == "image" and raw.ndim not in (3, 4):
-            raise ValueError(f"{origin} must be images [n, h, w, ...], got {_about(raw)}.")
-        if kind != "text":
-            return _Feature(key, name, kind, files.values(raw, origin, self.where))
-        if encode is not None:
-            return _Feature(key, name, kind, files.encoded(raw, encode, origin))
-        with files.named(origin, "cannot be cut into tokens"):
-            words = text.vocabulary(raw)
-            ids = text.token_ids(raw, words)
-        note = f"its first {_MOST_TOKENS} tokens" if ids.shape[1] > _MOST_TOKENS else ""
-        return _Feature(key, name, kind, ids[:, :_MOST_TOKENS], words, note)
-
-
-def _refuse(
-    wrong: chex.ArrayNumpy,
-    origin: str,
-    wanted: str,
-    got: chex.ArrayNumpy | str,
-    where: Where,
-) -> None:
-    """Names the first row that is wrong."""
-    if np.any(wrong):
-        row = int(np.argmax(wrong))
-        found = got if isinstance(got, str) else got[row]
-        raise ValueError(f"{origin} must have {wanted} in each row, got {found} in {where(row)}.")
+    @contextlib.contextmanager
+    def naming_clients(self) -> Iterator[None]:
+        """Adds to errors that name a row whose it is."""
+        try:
+            yield
+        except files.RowError as error:
+            client = self.whose[error.row] if self.whose else ""
+            whose = files.RowError(error.message, error.row, error.advice, client)
+            raise ValueError(str(whose)) from error
 
 
 def _about(raw: Raw) -> str:
-    if isinstance(raw, _Coded):
+    if isinstance(raw, Coded):
         return "categories"
-    if raw.dtype.kind == "O":
-        return "text"
     kind = {"b": "truth values", "i": "whole numbers", "u": "whole numbers", "f": "floats"}
-    return f"{kind.get(raw.dtype.kind, str(raw.dtype))} of shape {list(raw.shape)}"
+    return "text" if raw.dtype.kind == "O" else f"{kind[raw.dtype.kind]} of shape {list(raw.shape)}"
 
 
-def _factorised(values: chex.ArrayNumpy) -> tuple[list[Any], chex.ArrayNumpy]:
-    """The different values in order, and which of them each is."""
-    if values.dtype.kind != "O":
-        found, codes = np.unique(values, return_inverse=True)
-        return found.tolist(), codes
-    found = sorted(set(values.tolist()))  # faster than sorting all
-    places = {value: place for place, value in enumerate(found)}
-    return found, np.fromiter((places[value] for value in values), np.int64, len(values))
+def _categories(origin: str, raw: Raw, what: str) -> tuple[chex.ArrayNumpy, tuple[str, ...]]:
+    """Which of the different values each row has, int32, and their names, in order."""
+    if isinstance(raw, Coded):
+        if what == "category":  # those of the table, whether or not they occur
+            return raw.codes.astype(np.int32), raw.names
+        raw = np.asarray(raw.names, object)[raw.codes]
+    if raw.dtype.kind == "f" and np.all(np.abs(raw) < 2**53) and np.all(raw == np.trunc(raw)):
+        raw = raw.astype(np.int64)  # as pandas keeps whole numbers some of which were missing
+    if raw.ndim != 1 or raw.dtype.kind not in "biuO":
+        raise ValueError(f"{origin} must be text or whole numbers, [n], got {_about(raw)}.")
+    if raw.dtype.kind == "O":
+        require(raw != "", origin, f"have a {what} in each row", "empty text")
+        found = sorted(set(raw.tolist()))  # faster than sorting all
+        places = {value: place for place, value in enumerate(found)}
+        codes = np.fromiter((places[value] for value in raw), np.int32, len(raw))
+        return codes, tuple(found)
+    found, codes = np.unique(raw, return_inverse=True)
+    return codes.astype(np.int32), tuple(map(str, found.tolist()))
 
 
-def _coded(values: chex.ArrayNumpy) -> _Coded:
-    found, codes = _factorised(values)
-    return _Coded(codes, tuple(map(str, found)))
+def _labels(
+    origin: str, raw: Raw, target: str, categorical: bool
+) -> tuple[chex.ArrayNumpy, tuple[str, ...]]:
+    if target == "numbers":
+        if isinstance(raw, Coded) or raw.dtype.kind not in "iuf" or raw.ndim != 1:
+            raise ValueError(f"{origin} must be numbers [n], got {_about(raw)}.")
+        return files.numbers(raw, origin), ()
+    if categorical or isinstance(raw, Coded) or (raw.dtype.kind in "bO" and raw.ndim == 1):
+        return _categories(origin, raw, "category" if isinstance(raw, Coded) else "class")
+    any_whole = (
+        f"kinds={{{origin.rsplit(' ', 1)[-1]}: 'categorical'}} makes ids of any whole numbers"
+    )
+    if raw.ndim != 1 or raw.dtype.kind not in "iu":
+        advice = f"For a regression say target='numbers'; {any_whole}"
+        if raw.ndim == 2 and raw.shape[1] == 1:
+            advice = "Take its only column, y[:, 0]"
+        elif raw.ndim == 2 and np.isin(raw, (0, 1)).all() and np.all(raw.sum(1) == 1):
+            advice = "It is one-hot: take y.argmax(1)"
+        elif raw.ndim > 1:
+            advice = "Several numbers a row are an array by name, columns={...}, and no label"
+        # The first row that is no number, if there is one, says more than the first row.
+        row = int(np.argmin(np.isfinite(raw.reshape(len(raw), -1)).all(1)))
+        wanted = "be class ids from 0, [n], or classes' names"
+        message = f"{origin} must {wanted}, got {_about(raw)}, such as {raw[row]!s:.60}"
+        raise files.RowError(message, row, f" {advice}.")
+    most = max(len(raw), 1000)
+    wanted = f"be class ids from 0 to {most - 1}"
+    require((raw >= 0) & (raw < most), origin, wanted, raw, f" {any_whole}.")
+    return raw.astype(np.int32), tuple(map(str, range(int(raw.max()) + 1)))
+
+
+def _feature(
+    name: str, origin: str, raw: Raw, kind: str | None, encode: files.Encode | None
+) -> tuple[Column, chex.ArrayNumpy]:
+    """What a column of inputs was taken for, and its values."""
+    kind = kind or _judged(raw)
+    if kind == "categorical":
+        codes, classes = _categories(origin, raw, "category")
+        return Column(name, kind, classes), codes
+    if isinstance(raw, Coded):
+        raw = np.asarray(raw.names, object)[raw.codes]
+    if (raw.dtype.kind == "O") != (kind == "text"):
+        raise ValueError(f"{origin} must be of kind {kind!r}, got {_about(raw)}.")
+    if kind == "image" and raw.ndim not in (3, 4):
+        raise ValueError(f"{origin} must be images [n, h, w, ...], got {_about(raw)}.")
+    if kind != "text":
+        return Column(name, kind), files.values(raw, origin)
+    if encode is not None:
+        return Column(name, kind), files.encoded(raw, encode, origin)
+    with files.named(origin, "cannot be cut into tokens"):
+        words = text.vocabulary(raw)
+        ids = text.token_ids(raw, words)
+    note = f"its first {_MOST_TOKENS} tokens" if ids.shape[1] > _MOST_TOKENS else ""
+    return Column(name, kind, words, note), ids[:, :_MOST_TOKENS]
 
 
 def _judged(raw: Raw) -> str:
     """The kind that a column looks like."""
-    if isinstance(raw, _Coded):
+    if isinstance(raw, Coded):
         return "categorical"
     if raw.dtype.kind == "O":
-        different = len(set(raw.tolist()))
-        return "categorical" if different <= min(_FEW, len(raw) // 2) else "text"
+        return "categorical" if len(set(raw.tolist())) <= min(_FEW, len(raw) // 2) else "text"
     image = raw.ndim == 3 or (raw.ndim == 4 and raw.shape[3] in (1, 3, 4))
     return "image" if image and raw.dtype == np.uint8 else "numeric"
 
 
 def _assembled(
-    inputs: list[_Feature], by_name: bool
+    inputs: dict[str, tuple[Column, chex.ArrayNumpy]], by_name: bool
 ) -> tuple[dict[str, chex.ArrayNumpy], list[Column]]:
     """The arrays of the examples, and what became of each column."""
-    flat = all(f.kind in ("numeric", "categorical") and f.array.ndim <= 2 for f in inputs)
-    alone = len(inputs) == 1 and (inputs[0].array.ndim > 1)
+    flat = all(c.kind in ("numeric", "categorical") and a.ndim <= 2 for c, a in inputs.values())
+    alone = len(inputs) == 1 and all(array.ndim > 1 for _, array in inputs.values())
+    said = []
     if by_name or alone or not flat:
-        examples, said = {}, []
-        for f in inputs:
-            key = "x" if alone and not by_name else f.key
-            examples[key] = f.array
-            kind = f"{key}: {f.array.dtype}{list(f.array.shape[1:])}"
-            said.append(Column(f.name, f.kind, f.classes, ", ".join(filter(None, [kind, f.note]))))
-        return examples, said
-    blocks, said, start = [], [], 0
-    for f in inputs:
-        one_hot = f.kind == "categorical"
-        block = np.eye(len(f.classes), dtype=np.float32)[f.array] if one_hot else f.array
+        if alone and not by_name:
+            inputs = dict(zip("x", inputs.values(), strict=True))
+        for key, (column, array) in inputs.items():
+            note = f"{key}: {array.dtype}{list(array.shape[1:])}"
+            said.append(column._replace(note=", ".join(filter(None, [note, column.note]))))
+        return {key: array for key, (_, array) in inputs.items()}, said
+    blocks, start = [], 0
+    for column, array in inputs.values():
+        one_hot = column.kind == "categorical"
+        block = np.eye(len(column.classes), dtype=np.float32)[array] if one_hot else array
         block = block.reshape(len(block), -1)
         end = start + block.shape[1]
         note = f"x[:, {start}]" if end == start + 1 else f"x[:, {start}:{end}]"
         if block.dtype.kind in "iu" and np.abs(block.astype(np.int64)).max() > 2**24:
             note += ", rounded to float32"
         blocks.append(block.astype(np.float32))
-        said.append(Column(f.name, f.kind, f.classes, note))
+        said.append(column._replace(note=note))
         start = end
     return {"x": np.concatenate(blocks, axis=1)}, said
 
 
 def _chosen(
-    opened: _Opened,
+    source: Source,
     client: str | None,
     label: str | None,
     columns: Sequence[str] | Mapping[str, str] | None,
 ) -> dict[str, str]:
     """Names in the examples -> columns of inputs."""
-    available = ", ".join(map(repr, opened.columns))
     for argument, name in (("client", client), ("label", label)):
-        if name is not None and name not in opened.columns:
+        if name is not None and name not in source.columns:
             raise ValueError(
-                f"{argument} must be a column of {opened.origin}, which are {available};"
-                f" got {name!r}."
+                f"{argument} must be a column of {source.origin}, which are"
+                f" {', '.join(map(repr, source.columns))}; got {name!r}."
             )
     if client is not None and client == label:
         raise ValueError(f"client and label must be different columns, got {client!r} for both.")
     if isinstance(columns, str):
         raise ValueError(f"columns must be a sequence of names or a mapping, got {columns!r}.")
-    wanted = {name: name for name in columns} if isinstance(columns, Sequence) else columns
-    both = {client, label} & set((wanted or {}).values())
-    if both:
+    if columns is None:
+        columns = [name for name in source.columns if name not in (client, label)]
+    wanted = columns if isinstance(columns, Mapping) else {name: name for name in columns}
+    if both := {client, label} & set(wanted.values()):
         raise ValueError(f"columns must be inputs, but {both.pop()!r} is the client or the label.")
-    leave_out = tuple(name for name in (client, label) if name is not None)
-    return files.choose(opened.columns, wanted, leave_out, opened.origin)
+    return files.choose(source.columns, wanted, source.origin)
 
 
 def _checked_kinds(
-    kinds: Mapping[str, str] | None, origin: str, chosen: dict[str, str]
+    kinds: Mapping[str, str], origin: str, chosen: dict[str, str], label: str | None
 ) -> Mapping[str, str]:
-    for name, kind in (kinds or {}).items():
-        checks.choice(f"kinds[{name!r}]", kind, KINDS)
-        if name not in chosen.values():
+    for name, kind in kinds.items():
+        checks.choice(f"kinds[{name!r}]", kind, ("categorical",) if name == label else KINDS)
+        if name not in (label, *chosen.values()):
             raise ValueError(
                 f"kinds must name inputs of {origin}, which are"
-                f" {', '.join(map(repr, chosen.values()))}; got {name!r}."
+                f" {', '.join(map(repr, chosen.values()))}, or the label; got {name!r}."
             )
-    return kinds or {}
-
-
-def _open(source: Any, split: str | None, image_size: int | None) -> _Opened:
-    if isinstance(source, (str, os.PathLike)):
-        return _open_path(pathlib.Path(source), split, image_size)
-    package = type(source).__module__.split(".")[0]
-    if package == "datasets" and isinstance(source, dict):
-        return _open(source[_split_of(split, list(source), "the dataset")], None, image_size)
-    if split is not None:
-        raise ValueError(f"split must be None for a table without splits, got {split!r}.")
-    origin = "a table in memory"
-    if package == "datasets" and hasattr(source, "with_format") and hasattr(source, "num_rows"):
-        names = {n: f.names for n, f in source.features.items() if getattr(f, "names", None)}
-        return _open_arrow(source.with_format("arrow")[:], origin, image_size, names=names)
-    if package == "pyarrow" and hasattr(source, "column_names"):
-        return _open_arrow(source, origin, image_size)
-    if package == "pandas" and hasattr(source, "columns"):
-        _check_names(list(source.columns), origin)
-        return _Opened(
-            origin, {n: partial(_from_pandas, source.iloc[:, i]) for i, n in enumerate(source)}
-        )
-    if isinstance(source, Mapping):
-        _check_names(list(source), origin)
-        return _Opened(origin, {name: partial(_from_array, source[name]) for name in source})
-    raise ValueError(
-        f"source must be a path, a DataFrame, a Dataset, a pyarrow.Table or a mapping of arrays, got"
-        f" a {type(source).__name__}."
-    )
-
-
-def _open_path(path: pathlib.Path, split: str | None, image_size: int | None) -> _Opened:
-    if path.is_dir():
-        return _open_folder(path, split, image_size)
-    if split is not None:
-        raise ValueError(f"split is for a saved DatasetDict, but {path} is a file; got {split!r}.")
-    if not path.is_file():
-        raise FileNotFoundError(f"source must be {_HOLDS}, but {path} does not exist.")
-    ending = pathlib.PurePath(path.name.lower().removesuffix(".gz")).suffix
-    sha256 = files.digest([path], path)
-    if ending == ".npz":
-        arrays = _load_npz(path)
-        read = {name: partial(_from_array, array) for name, array in arrays.items()}
-        return _Opened(str(path), read, sha256)
-    if ending in (".csv", ".tsv"):
-        csv = files.optional("pyarrow.csv", "Reading CSV", "tables")
-        with files.named(path, "cannot be read"):
-            options = csv.ParseOptions(delimiter="\t" if ending == ".tsv" else ",")
-            table = csv.read_csv(path, parse_options=options)
-            _check_csv(table, path)
-        return _open_arrow(table, str(path), image_size, sha256)
-    if ending in (".parquet", ".pq"):
-        return _open_parquet([path], path, sha256, image_size)
-    raise ValueError(f"source must be {_HOLDS}, got {path}.")
-
-
-def _open_parquet(
-    parts: list[pathlib.Path], path: pathlib.Path, sha256: str, image_size: int | None
-) -> _Opened:
-    parquet = files.optional("pyarrow.parquet", "Reading Parquet", "tables")
-    arrow = files.optional("pyarrow", "Reading Parquet", "tables")
-    with files.named(path, "cannot be read"):
-        table = arrow.concat_tables([parquet.ParquetFile(part).read() for part in parts])
-    return _open_arrow(table, str(path), image_size, sha256)
-
-
-def _open_folder(path: pathlib.Path, split: str | None, image_size: int | None) -> _Opened:
-    if (path / "dataset_dict.json").is_file():
-        with files.named(path / "dataset_dict.json", "is damaged"):
-            splits = json.loads((path / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
-        return _open_folder(path / _split_of(split, splits, str(path)), None, image_size)
-    if split is not None:
-        raise ValueError(f"split is for a saved DatasetDict, which {path} is not; got {split!r}.")
-    if (path / "state.json").is_file():
-        arrow = files.optional("pyarrow", "Reading a saved dataset", "tables")
-        with files.named(path, "is not a saved dataset that can be read"):
-            state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-            parts = [path / part["filename"] for part in state["_data_files"]]
-            tables = [arrow.ipc.open_stream(arrow.memory_map(str(p))).read_all() for p in parts]
-            table = arrow.concat_tables(tables)
-        return _open_arrow(table, str(path), image_size, files.digest(parts, path))
-    if parts := sorted(path.glob("*.parquet")):
-        return _open_parquet(parts, path, files.digest(parts, path), image_size)
-    return _open_images(path, image_size)
-
-
-def _open_images(path: pathlib.Path, image_size: int | None) -> _Opened:
-    folders = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-    images = [sorted(p for p in f.iterdir() if p.suffix.lower() in _IMAGES) for f in folders]
-    if not folders:
-        raise ValueError(f"source must be {_HOLDS}, but {path} holds neither.")
-    for folder, found in zip(folders, images, strict=True):
-        if not found:
-            raise ValueError(f"{path} must hold class/file.png, but {folder} holds no images.")
-    codes = np.repeat(np.arange(len(folders)), [len(found) for found in images])
-    paths = [image for found in images for image in found]
-    label = _Coded(codes, tuple(folder.name for folder in folders))
-    columns: dict[str, Callable[[str, Where], Raw]] = {
-        "image": lambda origin, where: _images(list(paths), list(map(str, paths)), image_size),
-        "label": lambda origin, where: label,
-    }
-    return _Opened(str(path), columns, files.digest(paths, path), "label")
-
-
-def _split_of(split: str | None, splits: list[str], origin: str) -> str:
-    if split is None and len(splits) == 1:
-        return splits[0]
-    if split not in splits:
-        names = ", ".join(map(repr, splits))
-        raise ValueError(f"split must be one of {names} of {origin}, got {split!r}.")
-    return split
-
-
-def _check_names(names: list[Any], origin: str) -> None:
-    for name, count in collections.Counter(names).items():
-        if not isinstance(name, str) or count > 1:
-            wrong = f"{name!r} comes {count} times" if count > 1 else f"got {name!r}"
-            raise ValueError(f"{origin}: columns must have different names of text, but {wrong}.")
-
-
-def _check_csv(table: Any, path: pathlib.Path) -> None:
-    def is_number(name: str) -> bool:
-        try:
-            return float(name) is not None
-        except ValueError:
-            return False
-
-    for name, kind in zip(table.column_names, table.schema.types, strict=True):
-        if str(kind) == "binary":
-            raise ValueError(f"{path}: column {name!r} must be text in UTF-8, and is not.")
-    if all(map(is_number, table.column_names)):
-        first = ", ".join(table.column_names[:3])
-        raise ValueError(f"{path} must name its columns in the first row, which is {first}, ...")
-
-
-def _open_arrow(
-    table: Any,
-    origin: str,
-    image_size: int | None,
-    sha256: str | None = None,
-    names: Mapping[str, list[str]] | None = None,
-) -> _Opened:
-    _check_names(table.column_names, origin)
-    if names is None:  # as `datasets` writes them into its files
-        about = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
-        features = about.get("info", {}).get("features", {})
-        names = {n: f["names"] for n, f in features.items() if isinstance(f, dict) and "names" in f}
-    columns = {
-        name: partial(_from_arrow, table[name], names.get(name), image_size)
-        for name in table.column_names
-    }
-    return _Opened(origin, columns, sha256)
-
-
-def _from_arrow(
-    column: Any, names: list[str] | None, size: int | None, origin: str, where: Where
-) -> Raw:
-    arrow = files.optional("pyarrow", "Reading tables", "tables")
-    array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-    kind = array.type
-    if isinstance(kind, arrow.BaseExtensionType):
-        array, kind = array.storage, array.storage.type
-    if array.null_count:
-        missing = array.is_null().to_numpy(zero_copy_only=False)
-        _refuse(missing, origin, "a value", "none", where)
-    if arrow.types.is_dictionary(kind):
-        return _Coded(array.indices.to_numpy(), tuple(map(str, array.dictionary.to_pylist())))
-    if names is not None:
-        return _Coded(array.to_numpy(zero_copy_only=False), tuple(names))
-    if arrow.types.is_struct(kind) and {f.name for f in kind} >= {"bytes", "path"}:
-        cells = [c["bytes"] or pathlib.Path(c["path"] or "") for c in array.to_pylist()]
-        return _images(cells, [f"{origin}, {where(i)}" for i in range(len(cells))], size)
-    if arrow.types.is_binary(kind) or arrow.types.is_large_binary(kind):
-        cells = array.to_pylist()
-        return _images(cells, [f"{origin}, {where(i)}" for i in range(len(cells))], size)
-    if arrow.types.is_string(kind) or arrow.types.is_large_string(kind):
-        return array.to_numpy(zero_copy_only=False)
-    shape = [len(array)]
-    while hasattr(array, "flatten") and hasattr(array.type, "value_type"):
-        lengths = np.unique(arrow.compute.list_value_length(array).to_numpy(zero_copy_only=False))
-        if len(lengths) > 1:
-            raise ValueError(
-                f"{origin} must have rows of one shape, got {lengths[0]} to {lengths[-1]} values."
-            )
-        shape += lengths.tolist()
-        array = array.flatten()
-    kind = array.type
-    numeric = arrow.types.is_integer(kind) or arrow.types.is_floating(kind)
-    if array.null_count or not (numeric or arrow.types.is_boolean(kind)):
-        what = f"missing values in {kind}" if array.null_count else str(kind)
-        raise ValueError(
-            f"{origin} must be numbers, images or text, got {what}. Leave it out, by columns=..., or"
-            " make numbers of it."
-        )
-    return array.to_numpy(zero_copy_only=False).reshape(shape)
-
-
-def _from_pandas(series: Any, origin: str, where: Where) -> Raw:
-    missing = series.isna().to_numpy()
-    _refuse(missing, origin, "a value", "none", where)
-    if hasattr(series, "cat"):
-        names = tuple(map(str, series.cat.categories))
-        return _Coded(series.cat.codes.to_numpy(), names)
-    return _from_array(series.to_numpy(), origin, where)
-
-
-def _from_array(values: Any, origin: str, where: Where) -> Raw:
-    """Numbers as they are, text as objects, objects that are arrays or images as one array."""
-    ragged = f"{origin} must have rows of one shape"
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise ValueError(f"{ragged}: {error!s:.100}") from error
-    if array.dtype.kind == "U":
-        if isinstance(values, (list, tuple)) and not all(isinstance(v, str) for v in values):
-            raise ValueError(f"{origin} must be numbers, images or text throughout.")
-        return array.astype(object)
-    if array.dtype.kind == "O":
-        cells = array.tolist()
-        if array.ndim == 1 and all(isinstance(cell, str) for cell in cells):
-            return array
-        _refuse(np.array([cell is None for cell in cells]), origin, "a value", "none", where)
-        if any(isinstance(cell, (str, bytes)) for cell in cells):
-            raise ValueError(f"{origin} must be numbers, images or text throughout.")
-        try:
-            array = np.stack([np.asarray(cell) for cell in cells])
-        except ValueError as error:
-            raise ValueError(f"{ragged}: {error!s:.100}") from error
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"{origin} must be numbers, images or text throughout, got {array.dtype}.")
-    return array
-
-
-def _images(
-    cells: Sequence[bytes | pathlib.Path], origins: list[str], size: int | None
-) -> chex.ArrayNumpy:
-    """Images of one shape; where some are grey and some are not, all have colours."""
-    found = [files.read_image(c, o, size) for c, o in zip(cells, origins, strict=True)]
-    if len({image.ndim for image in found}) > 1:
-        found = [np.stack([i] * 3, axis=-1) if i.ndim == 2 else i for i in found]
-    for image, origin in zip(found, origins, strict=True):
-        if image.shape != found[0].shape:
-            raise ValueError(
-                f"{origin} must have {list(found[0].shape)} pixels, as the first image, got"
-                f" {list(image.shape)}. image_size=... brings all to one size."
-            )
-    return np.stack(found)
-
-
-def _load_npz(path: pathlib.Path) -> dict[str, chex.ArrayNumpy]:
-    with files.named(path, "is not a .npz file that can be read"):
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(info.file_size for info in archive.infolist())
-        if unpacked > max(_BYTES_UNQUESTIONED, _LIKELY_RATIO * path.stat().st_size):
-            raise ValueError(f"it would unpack to {unpacked} bytes")
-        with np.load(path, allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in arrays.files}
-        for name, array in found.items():
-            if not isinstance(array, np.ndarray):
-                raise ValueError(f"{name!r} in it is no array")
-    return found
+    return kinds

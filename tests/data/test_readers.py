@@ -123,7 +123,7 @@ def one(x, y, size=1):
         "user is a number": ('{"user_data": {"a": 1}}', "a list x and a list y"),
         "no y": ('{"user_data": {"a": {"x": [[1]]}}}', "a list x and a list y"),
         "unequal": (one("[[1], [2]]", "[0]", 2), "2 examples but 1 labels"),
-        "ragged": (one("[[1, 2], [3]]", "[0, 1]", 2), "x must be rows of one shape"),
+        "ragged": (one("[[1, 2], [3]]", "[0, 1]", 2), "x must be numbers in rows of one shape"),
         "null": (one("[[1, null]]", "[0]"), "x must be numbers"),
         "mixed": (one('[[1, "2"]]', "[0]"), "x must be numbers"),
         "objects": (one("[{}]", "[0]"), "like no layout"),

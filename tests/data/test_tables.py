@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import time
 import zipfile
 
 import numpy as np
@@ -237,6 +236,14 @@ def test_labels():
         table = read_table({"x": [1.0, 2.0, 3.0], "y": given_}, label="y")
         assert table.examples["y"].dtype == np.int32 and table.examples["y"].tolist() == ids
         assert table.classes == names
+    # Any whole numbers are names, if they are called so.
+    for given_, ids, names in (
+        ([-1, 1, -1], [0, 1, 0], ("-1", "1")),
+        ([7.0, 5.0], [1, 0], ("5", "7")),
+    ):
+        columns = {"x": np.arange(len(ids)), "y": given_}
+        table = read_table(columns, label="y", kinds={"y": "categorical"})
+        assert table.examples["y"].tolist() == ids and table.classes == names
     table = read_table({"x": [1.0, 2.0], "y": [0.5, 7]}, label="y", target="numbers")
     assert table.examples["y"].dtype == np.float32 and table.classes == ()
 
@@ -263,6 +270,9 @@ def test_a_folder_of_images_by_class(tmp_path):
     with pytest.raises(ValueError, match=r"1\.png must have \[4, 6\] pixels.*image_size"):
         read_table(tmp_path)
     assert read_table(tmp_path, image_size=5).examples["x"].shape == (3, 5, 5)
+    Image.fromarray(np.full((4, 6), 999, np.uint16)).save(tmp_path / "cat" / "0.png")
+    with pytest.raises(ValueError, match=r"0\.png cannot be read.* more than 8 bits a pixel"):
+        read_table(tmp_path)
     (tmp_path / "cat" / "0.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"cat/0\.png cannot be read as an image"):
         read_table(tmp_path)
@@ -305,49 +315,72 @@ def test_images_of_hugging_face():
         read_table(splits, "who")
 
 
-def test_a_hundred_thousand_rows_of_csv_take_seconds(tmp_path):
-    rng, n = np.random.default_rng(0), 100_000
-    columns = {f"pixel{i}": rng.integers(0, 16, n) for i in range(16)}
-    columns |= {"user": [f"u{i}" for i in rng.integers(0, 600, n)],
-                "letter": rng.choice(list("abcdefghij"), n)}  # fmt: skip
-    csv.write_csv(pa.table(columns), tmp_path / "letters.csv")
-    begun = time.perf_counter()
-    table = read_table(tmp_path / "letters.csv", "user", "letter")
-    assert time.perf_counter() - begun < 10
-    assert table.examples["x"].shape == (n, 16) and len(table.client_names) == 600
+def test_columns_that_only_arrow_has():
+    tensors = np.arange(12.0).reshape(2, 3, 2)
+    table = pa.table(
+        {
+            "price": pa.array([1, 250], pa.decimal128(5, 2)),
+            "t": pa.FixedShapeTensorArray.from_numpy_ndarray(tensors),
+            "who": pa.array(["bob", "ann"], pa.string_view()),
+        }
+    )
+    found = read_table(table, "who")
+    assert found.examples["price"].tolist() == [1.0, 250.0]
+    assert found.examples["t"].tolist() == tensors.tolist()
+    assert found.client_names == ("ann", "bob") and found.client_ids.tolist() == [1, 0]
 
 
-@pytest.mark.parametrize(
-    ("y", "wrong"),
-    {
-        "negative": ([0, 1, -1], r"a class id from 0 in each row, got -1 in row 2 \(client 'bob'\)"),
-        "floats": ([0.0, 1.0, 0.5], r"class ids from 0.*floats of shape \[3\], such as 0\.0 in row 0"),
-        "nan": ([0, 1, np.nan], r"such as nan in row 2 \(client 'bob'\)\. For a regression"),
-        "one-hot": (np.eye(3, dtype=int), r"shape \[3, 3\].*one-hot: take y\.argmax\(1\)"),
-        "a column": ([[0], [1], [2]], r"shape \[3, 1\].*Take its only column, y\[:, 0\]"),
-        "large": ([0, 10**6, 1], r"below 1000 .*got 1000000 in row 1 \(client 'ann'\)"),
-        "empty": (["a", "", "b"], r"got empty text in row 1 \(client 'ann'\)"),
-        "missing": (["a", None, "b"], r"got none in row 1 \(client 'ann'\)"),
-    }.values(),
-)  # fmt: skip
-def test_labels_that_are_wrong(y, wrong):
+def test_frames_of_other_libraries_come_by_arrow():
+    class Frame:  # as those of polars
+        columns = tuple(ROWS)
+
+        def __arrow_c_stream__(self, requested_schema=None):
+            return pa.table(ROWS).__arrow_c_stream__(requested_schema)
+
+    assert str(read_table(Frame(), "who", "kind")) == str(read_table(ROWS, "who", "kind"))
+
+
+def test_bytes_are_images_in_lists_and_text_in_arrays():
+    images = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    columns = {"image": list(map(png, images)), "who": np.array([b"b", "é".encode()])}
+    table = read_table(columns, "who")
+    assert table.examples["x"].tolist() == images.tolist() and table.client_names == ("b", "é")
+
+
+WRONG_LABELS = {
+    "negative": ([0, 1, -1], r"class ids from 0 to 999, got -1 in row 2 \(client 'bob'\)"),
+    "large": ([0, 10**6, 1], r"to 999, got 1000000 in row 1 \(client 'ann'\).*'categorical'} makes"),
+    "floats": ([0.0, 1.0, 0.5], r"class ids from 0.*floats of shape \[3\], such as 0\.0 in row 0"),
+    "nan": ([0, 1, np.nan], r"such as nan in row 2 \(client 'bob'\)\. For a regression"),
+    "one-hot": (np.eye(3, dtype=int), r"shape \[3, 3\].*one-hot: take y\.argmax\(1\)"),
+    "soft": (np.full((3, 2), 0.5), r"such as \[0\.5 0\.5\] in row 0 .* are an array by name"),
+    "a column": ([[0], [1], [2]], r"shape \[3, 1\].*Take its only column, y\[:, 0\]"),
+    "empty": (["a", "", "b"], r"have a class in each row, got empty text in row 1 \(client 'ann'\)"),
+    "missing": (["a", None, "b"], r"have a value in each row, got none in row 1 \(client 'ann'\)"),
+    "mixed": (["a", 1, "b"], r"be numbers, images or text throughout, got 1 in row 1 \(client"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_LABELS)
+def test_labels_that_are_wrong(name):
+    y, wrong = WRONG_LABELS[name]
     columns = {"who": ["ann", "ann", "bob"], "x": [1.0, 2.0, 3.0], "y": y}
     with pytest.raises(ValueError, match=f"a table in memory: column 'y' must .*{wrong}"):
         read_table(columns, "who", "y")
 
 
-def test_labels_that_a_category_lacks():
+@pytest.mark.parametrize("role", ["client", "label"])
+def test_a_category_that_a_table_lacks(role):
     for missing in (pa.array([0, None]), pa.array(["a", None])):
-        table = pa.table({"who": ["ann", "bob"], "x": [1.0, 2.0], "y": missing})
-        with pytest.raises(
-            ValueError, match=r"'y' must have a value .*none in row 1 \(client 'bob'"
-        ):
-            read_table(table, "who", "y")
-    unlabelled = pa.table({"x": [1.0, 2.0], "y": [0, -1]}).replace_schema_metadata(
-        {"huggingface": '{"info": {"features": {"y": {"names": ["a"]}}}}'}
-    )
-    with pytest.raises(ValueError, match=r"'y' must have a class .*got a missing one in row 1"):
-        read_table(unlabelled, label="y")
+        table = pa.table({"x": [1.0, 2.0], "y": missing})
+        with pytest.raises(ValueError, match=r"'y' must have a value .*none in row 1"):
+            read_table(table, **{role: "y"})
+    for code in (-1, 1):
+        table = pa.table({"x": [1.0, 2.0], "y": [0, code]}).replace_schema_metadata(
+            {"huggingface": '{"info": {"features": {"y": {"names": ["a"]}}}}'}
+        )
+        with pytest.raises(ValueError, match=f"must have one of 1 classes .*, got {code} in row 1"):
+            read_table(table, **{role: "y"})
 
 
 GOOD = {"who": ["a", "b"], "x": [1.0, 2.0], "t": ["one word", "two words"]}
@@ -364,20 +397,22 @@ GOOD = {"who": ["a", "b"], "x": [1.0, 2.0], "t": ["one word", "two words"]}
         ({}, {"client": "who", "columns": ["who"]}, "but 'who' is the client or the label"),
         ({}, {"label": "who", "columns": {"y": "x"}}, "must not call an array 'y'"),
         ({}, {"kinds": {"x": "colour"}}, r"kinds\['x'\] must be one of 'numeric'.*got 'colour'"),
-        ({}, {"kinds": {"z": "text"}}, "kinds must name inputs of .*; got 'z'"),
+        ({}, {"kinds": {"z": "text"}}, "kinds must name inputs of .*, or the label; got 'z'"),
+        ({}, {"label": "x", "kinds": {"x": "text"}}, r"kinds\['x'\] must be one of 'categorical', got"),
         ({}, {"kinds": {"t": "numeric"}}, "'t' must be of kind 'numeric', got text"),
         ({}, {"kinds": {"x": "image"}}, r"'x' must be images \[n, h, w, ...\], got floats"),
-        ({}, {"kinds": {"x": "categorical"}}, "'x' must be text or whole numbers, got floats"),
+        ({"x": [0.5, 1]}, {"kinds": {"x": "categorical"}}, "must be text or whole .* got floats"),
         ({}, {"target": "logits"}, "target must be one of 'classes', 'numbers', got 'logits'"),
         ({}, {"label": "t", "target": "numbers"}, r"'t' must be numbers \[n\], got text"),
         ({}, {"columns": ["x"], "encode": np.array}, "no column of text"),
         ({}, {"encode": lambda texts: np.zeros(3)}, "encode must return one row a text, 2 of them"),
         ({}, {"image_size": 0}, "image_size must be a whole number of at least 1, got 0"),
         ({}, {"split": "train"}, "split must be None for a table without splits, got 'train'"),
-        ({"who": [0.5, 1.0]}, {"client": "who"}, "must name clients by text or whole numbers"),
+        ({"who": [0.5, 1.0]}, {"client": "who"}, "must be text or whole numbers"),
         ({"who": ["a", ""]}, {"client": "who"}, "a client's name in each row, got empty text in row 1"),
         ({"who": ["a", None]}, {"client": "who"}, "'who' must have a value .* none in row 1"),
-        ({"who": ["a", 1]}, {"client": "who"}, "numbers, images or text throughout"),
+        ({"who": ["a", 1]}, {"client": "who"}, "numbers, images or text throughout, got 1 in row 1"),
+        ({"t": ["a", ""]}, {"kinds": {"t": "categorical"}}, "'t' must have a category in each row"),
         ({"who": []}, {"client": "who"}, "column 'who' has no rows"),
         ({"x": [1.0]}, {"client": "who"}, "'x' must have 2 rows, as those before it, got 1"),
         ({"x": [[1], [1, 2]]}, {}, "'x' must have rows of one shape"),
@@ -437,11 +472,13 @@ def claims_too_much():
     [
         ("a.npz", b"", "is not a .npz file"),
         ("a.npz", whole_npz()[:-40], "is not a .npz file"),
-        ("a.npz", npz_of("README.txt", "hello"), "'README.txt' in it is no array"),
+        ("a.npz", npz_of("README.txt", "hello"), "column 'README.txt' has no rows"),
         ("a.npz", npz_of("z.npy", b"\x93NUMPY\x01\x00v\x00" + b"(" * 118), "is not a .npz file"),
         ("a.npz", claims_too_much(), "is not a .npz file"),
         ("a.csv", b"", "cannot be read"),
         ("a.csv", b"a,b\n1,2\n3\n", "cannot be read: .*Expected 2 columns, got 1"),
+        ("a.csv", b"a,b\n", "has no rows"),
+        ("a.csv", b"a;b\n1;2\n", "must have commas between its columns .*got 'a;b'"),
         ("a.csv", b"a,a\n1,2\n", "different names of text, but 'a' comes 2 times"),
         ("a.csv", b"5.1,3.5\n4.9,3.0\n", "must name its columns in the first row, which is 5.1, 3.5"),
         ("a.csv", b"a,b\n1,\n", "column 'b' must have a value in each row, got none in row 0"),
@@ -480,17 +517,6 @@ def test_nothing_unpickles(tmp_path):
     with pytest.raises(ValueError, match=r"a\.npz is not a \.npz file .*: Object arrays"):
         read_table(tmp_path / "a.npz")
     assert not ran.exists()
-
-
-def test_a_zip_bomb_is_not_unpacked(tmp_path):
-    with (
-        zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive,
-        archive.open("x.npy", "w", force_zip64=True) as member,
-    ):
-        for _ in range(33):
-            member.write(bytes(2**25))
-    with pytest.raises(ValueError, match="it would unpack to 1107"):
-        read_table(tmp_path / "a.npz")
 
 
 @settings(max_examples=100, deadline=None)
