@@ -115,16 +115,16 @@ def _step(optimizer, lam, eta, inner_steps, local, objective, batch, context):
         away = trees.subtract(theta.variables.params, y)
         pulled = trees.add_scaled(gradient, lam, away)
         moved = descend(optimizer, theta, pulled, evaluation)
-        return moved, (evaluation.loss, evaluation.metrics)
+        return moved, (evaluation.loss, evaluation.metrics, evaluation.weight)
 
     theta = Theta(Variables(local.theta, state), local.optimizer)
     theta, seen = jax.lax.scan(inner_step, theta, None, length=int(inner_steps))
-    loss, metrics = jax.tree.map(lambda x: x[0], seen)
+    loss, metrics, weight = jax.tree.map(lambda x: x[0], seen)
     (params, state), optimizer_state = theta
     envelope = trees.scale(lam, trees.subtract(y, params))
     y = trees.add_scaled(y, -eta, envelope)
     # The features of every inner step would be kept for nobody.
-    evaluation = Evaluation(loss, state, metrics, features=None)
+    evaluation = Evaluation(loss, state, metrics, None, weight)
     return Local(Variables(y, state), params, optimizer_state), evaluation
 
 

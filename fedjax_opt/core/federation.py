@@ -11,7 +11,7 @@ import numpy as np
 from jax.tree_util import Partial
 
 from fedjax_opt.core import checks
-from fedjax_opt.core.algorithm import Algorithm, Scheduled, StaticInt, as_partial
+from fedjax_opt.core.algorithm import Algorithm, Scheduled, StaticInt, StaticWord, as_partial
 from fedjax_opt.core.client_data import ClientData, StoredClients
 from fedjax_opt.core.controller import Controller, Controls, first_algorithm, started
 from fedjax_opt.core.guard import Guard, check_guard
@@ -21,7 +21,8 @@ from fedjax_opt.core.state import FederatedState, as_key, first_state
 from fedjax_opt.core.struct import put, struct
 
 BATCHINGS = ("shuffled", "replacement")
-WEIGHTINGS = ("samples", "uniform")
+REMAINDERS = ("exact", "drop")
+WEIGHTINGS = ("samples", "uniform", "weights")
 
 
 @struct()
@@ -29,7 +30,7 @@ class Epochs:
     """Local work in passes over a client's own examples; see `epochs`.
 
     Attributes:
-      count: E: each client takes `E ceil(n_i / B)` steps.
+      count: E: each client takes `E ceil(n_i / B)` steps; `E floor(n_i / B)` with `remainder="drop"`.
     """
 
     count: Any
@@ -54,7 +55,7 @@ def epochs(count: Any) -> Epochs:
 Work = int | chex.Array | Callable[[Any], Any] | Controller | Epochs
 
 
-@struct("batch_size", "batching", "weighting")
+@struct("batch_size", "batching", "remainder")
 class Federation:
     """What algorithms learn on: model, clients' data, who takes part, how much each works.
 
@@ -72,7 +73,12 @@ class Federation:
         traced, and so is `fo.epochs(E)`.
       batch_size: B.
       batching: 'shuffled' epochs that honour each client's size, or with 'replacement'.
-      weighting: aggregate by 'samples' (n_i) or 'uniform'.
+      remainder: what becomes of the last examples of an epoch that are too few for a minibatch: 'exact'
+        makes one of them that is partly filled, whose mean needs each example's loss (`Aux.losses`);
+        'drop' leaves them out, as `drop_last` of other loaders does, so that any mean will do.
+      weighting: what each client counts in the mean of the uploads: 'samples' (n_i), 'uniform',
+        'weights' (the sum of `Aux.weights` over the examples that it used in the round), or one number
+        per client `[N]`.
       guard: the rules by which clients are left out, a `Guard`; see `Info.faults`.
       initial: the first model, as `model.init` returns it; None for `model.init`.
       test: a test set, a pytree of arrays `[n, ...]`.
@@ -96,7 +102,8 @@ class Federation:
     local_steps: Work | None = None
     batch_size: int = 32
     batching: Literal["shuffled", "replacement"] = "shuffled"
-    weighting: Literal["samples", "uniform"] = "samples"
+    remainder: Literal["exact", "drop"] = "exact"
+    weighting: Literal["samples", "uniform", "weights"] | chex.Array = "samples"
     guard: Guard | None = None
     initial: Any = None
     test: Any = None
@@ -119,7 +126,10 @@ class Federation:
             batch_size=checks.integer("batch_size", self.batch_size, low=1),
         )
         checks.choice("batching", self.batching, BATCHINGS)
-        checks.choice("weighting", self.weighting, WEIGHTINGS)
+        checks.choice("remainder", self.remainder, REMAINDERS)
+        put(self, weighting=_checked_weighting(self.weighting, count))
+        if self.remainder == "drop":
+            _check_fills(self.clients, self.batch_size)
         size = None if self.cohort is None else self.cohort.size
         put(self, guard=check_guard(self.guard, count, size))
         if self.initial is not None:
@@ -150,7 +160,8 @@ class Federation:
     def full_batches(self) -> bool:
         """Whether it is known that no minibatch is ever partly filled."""
         known = getattr(self.clients, "known", None)
-        return known is not None and known.gcd % self.batch_size == 0
+        divided = known is not None and known.gcd % self.batch_size == 0
+        return divided or self.remainder == "drop"
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -158,7 +169,8 @@ class Federation:
         known = getattr(self.clients, "known", None)
         if known is None:
             return None
-        least, most = (-(-size // self.batch_size) for size in known[1:])
+        extra = 0 if self.remainder == "drop" else self.batch_size - 1
+        least, most = ((size + extra) // self.batch_size for size in known[1:])
         return least if least == most else None
 
     def __repr__(self) -> str:
@@ -272,6 +284,20 @@ def _checked_clients(clients: Any) -> Any:
     return clients
 
 
+def _check_fills(clients: Any, batch_size: int) -> None:
+    """Refuses clients that hold less than a minibatch: they could take no step."""
+    sizes = None if isinstance(clients, int) else clients.sizes
+    if sizes is None or checks.is_traced(sizes):
+        return
+    few = np.flatnonzero(np.asarray(sizes) < batch_size)
+    if len(few):
+        raise ValueError(
+            f"remainder='drop' needs at least batch_size={batch_size} examples of each client, but"
+            f" client {few[0]} holds {int(sizes[few[0]])}; {len(few)} of {len(sizes)} hold fewer. Leave"
+            f" them out (clients[clients.sizes >= {batch_size}]), or choose a smaller batch_size."
+        )
+
+
 def _is_known(array: Any) -> bool:
     return not checks.is_traced(array)
 
@@ -324,6 +350,19 @@ def _settled(name: str, value: Any) -> Any:
         raise ValueError(f"{name} must be whole, got {jnp.result_type(value)}.")
     checks.number(name, value, low=1)
     return jnp.asarray(value, jnp.int32)
+
+
+def _checked_weighting(weighting: Any, num_clients: int) -> Any:
+    if isinstance(weighting, str):
+        checks.choice("weighting", weighting, WEIGHTINGS)
+        return StaticWord(weighting)
+    weights = checks.number("weighting", checks.as_array("weighting", weighting), low=0.0)
+    if jnp.shape(weights) != (num_clients,):
+        raise ValueError(
+            f"weighting must be one of {', '.join(map(repr, WEIGHTINGS))}, or one number per client,"
+            f" [{num_clients}], got shape {list(jnp.shape(weights))}."
+        )
+    return weights
 
 
 def _check_client_test(client_test: Any, num_clients: int) -> None:

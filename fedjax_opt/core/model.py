@@ -45,6 +45,9 @@ class Aux(NamedTuple):
       state: the new non-trainable state; None leaves it as it was.
       losses: the loss of each example, `[B]`. With it, a minibatch that is only partly filled is
         weighted exactly; without it, such a minibatch is refused.
+      weights: what each example counts in the means of losses and metrics, `[B]`, not negative: its
+        number of tokens, labels or nodes. The loss is then the weighted mean of `losses`. None: all
+        count alike.
       metrics: a mapping of names to values, scalars or one per example `[B]`.
       features: the penultimate activations `[B, ...]`, for algorithms that look at them.
 
@@ -57,6 +60,7 @@ class Aux(NamedTuple):
 
     state: Any = None
     losses: jax.Array | None = None
+    weights: jax.Array | None = None
     metrics: Mapping[str, chex.Numeric] = {}
     features: Any = None
 
@@ -97,12 +101,16 @@ class Model:
 
 
 class Evaluation(NamedTuple):
-    """The model on one minibatch: its loss, its next state, its metrics as scalars, its features."""
+    """The model on one minibatch: its loss, its next state, its metrics as scalars, its features.
+
+    `weight` is what the minibatch counts in a mean over several: the sum of its examples' weights.
+    """
 
     loss: jax.Array
     state: Any
     metrics: dict[str, jax.Array]
     features: Any
+    weight: chex.Numeric = 1
 
 
 Penalty = Callable[[Variables, Evaluation], jax.Array]
@@ -134,14 +142,25 @@ class Objective(NamedTuple):
         """The loss of the model (penalties left out), its next state, metrics and features."""
         frozen = (self.model.frozen,) if jax.tree.leaves(self.model.frozen) else ()
         which = {"index": self.index} if self.model.indexed and self.key is None else {}
-        loss, aux = self.model.loss(variables, batch, self.key, *frozen, **which)
-        _check_loss(loss, aux)
+        try:
+            found = self.model.loss(variables, batch, self.key, *frozen, **which)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            # JAX and Python name neither the function nor the examples: 'x', or two shapes.
+            where = " In evaluation its key is None." if self.key is None and not which else ""
+            raise ValueError(
+                f"model.loss raised {type(error).__name__}: {str(error).rstrip('.')}. It was called"
+                f" with a minibatch of {_shapes(batch)}.{where}"
+            ) from error
+        loss, aux = _checked(found)
+        weights = _weights(aux, batch, self.mask)
         if self.mask is not None:
-            loss = _mask_loss(loss, aux, self.mask)
+            loss = _mask_loss(loss, aux, self.mask, weights)
         state = variables.state if aux.state is None else aux.state
         checks.same_structure("aux.state", state, variables.state, "that of variables.state")
-        metrics = {name: _mean(name, x, self.mask) for name, x in sorted(aux.metrics.items())}
-        return Evaluation(loss, state, metrics, aux.features)
+        metrics = {
+            name: _mean(name, x, self.mask, aux, weights) for name, x in sorted(aux.metrics.items())
+        }
+        return Evaluation(loss, state, metrics, aux.features, jnp.sum(weights))
 
     def gradient(self, variables: Variables, batch: Any) -> tuple[Any, Evaluation]:
         """The gradient of loss and penalties with respect to `params`, transformed; the evaluation."""
@@ -166,31 +185,76 @@ class Objective(NamedTuple):
         return self._replace(transforms=(*self.transforms, transform))
 
 
-def _check_loss(loss: Any, aux: Any) -> None:
-    if not isinstance(aux, Aux):
-        raise ValueError(f"model.loss must return (loss, Aux), got {type(aux).__name__} for Aux.")
+def _shapes(batch: Any) -> str:
+    """A minibatch in words, such as {'x': float32[8, 64], 'y': int32[8]}."""
+
+    def shape(x):
+        return f"{jnp.result_type(x)}{list(jnp.shape(x))}"
+
+    shapes = jax.tree.map(lambda x: _Word(shape(x)), batch)
+    return repr(shapes)
+
+
+class _Word(str):
+    """A text that is shown without quotes."""
+
+    __repr__ = str.__str__
+
+
+def _checked(found: Any) -> tuple[jax.Array, Aux]:
+    """What a loss returned, which must be (loss, Aux)."""
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Aux):
+        raise ValueError(
+            f"model.loss must return (loss, Aux), got {_shapes(found)}. A loss that returns a scalar, or"
+            " (scalar, a mapping), becomes a model by fo.models.from_loss."
+        )
+    loss, aux = found
     if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
         raise ValueError(
             "model.loss must return a scalar floating-point loss, the mean over the batch; got"
-            f" {jnp.result_type(loss)}{list(jnp.shape(loss))}. The loss of each example goes into"
-            " Aux(losses=...)."
+            f" {_shapes(loss)}. The loss of each example goes into Aux(losses=...)."
         )
+    return loss, aux
 
 
-def _mask_loss(loss: jax.Array, aux: Aux, mask: jax.Array) -> jax.Array:
+# What a loss needs on a minibatch that is only partly filled.
+_PARTLY_FILLED = (
+    "A minibatch may be only partly filled here, and {} then needs one number for each example: return"
+    " {} from model.loss (and Aux(weights=...) where examples do not count alike), or leave such"
+    " minibatches out of the rounds: Federation(remainder='drop')."
+)
+
+
+def _weights(aux: Aux, batch: Any, mask: jax.Array | None) -> jax.Array:
+    """What each row of the minibatch counts; 0 for one that only fills it up."""
+    rows = jnp.shape(jax.tree.leaves(batch)[0])[:1] if mask is None else mask.shape
+    dtype = jnp.result_type(float)
+    if aux.weights is None:
+        return jnp.ones(rows, dtype) if mask is None else mask.astype(dtype)
+    if jnp.shape(aux.weights) != rows:
+        raise ValueError(
+            f"aux.weights must have one entry per example, {list(rows)}, got"
+            f" {list(jnp.shape(aux.weights))}."
+        )
+    if aux.losses is None:
+        raise ValueError("aux.weights needs aux.losses, the loss of each example, got None.")
+    weights = jnp.asarray(aux.weights, dtype)
+    return weights if mask is None else jnp.where(mask, weights, 0)
+
+
+def _mask_loss(loss: jax.Array, aux: Aux, mask: jax.Array, weights: jax.Array) -> jax.Array:
     """The loss with only the masked rows in its mean; whatever else is in it (decay, say) stays."""
     if aux.losses is None:
-        raise ValueError(
-            "A minibatch may be only partly filled here, and its exact mean needs the loss of each"
-            " example: return Aux(losses=...) from model.loss, or draw minibatches with"
-            " batching='replacement', which are always full."
-        )
+        raise ValueError(_PARTLY_FILLED.format("its exact mean", "Aux(losses=...)"))
     if jnp.shape(aux.losses) != mask.shape:
         raise ValueError(
             f"aux.losses must have one entry per example, {list(mask.shape)}, got"
             f" {list(jnp.shape(aux.losses))}."
         )
-    return loss + mean_over_rows(aux.losses, mask) - jnp.mean(aux.losses)
+    if aux.weights is None:
+        return loss + mean_over_rows(aux.losses, mask) - jnp.mean(aux.losses)
+    everybody = jnp.asarray(aux.weights, weights.dtype)
+    return loss + _weighted(aux.losses, weights) - _weighted(aux.losses, everybody)
 
 
 def mean_over_rows(values: jax.Array, mask: jax.Array | None) -> jax.Array:
@@ -202,15 +266,28 @@ def mean_over_rows(values: jax.Array, mask: jax.Array | None) -> jax.Array:
     return total / jnp.maximum(jnp.sum(mask, dtype=values.dtype), 1)
 
 
-def _mean(name: str, values: Any, mask: jax.Array | None) -> jax.Array:
+def _weighted(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """The mean over the rows by their weights."""
+    weights = weights.astype(values.dtype)
+    total, weight = jnp.sum(jnp.where(weights > 0, weights * values, 0)), jnp.sum(weights)
+    return total / jnp.where(weight > 0, weight, 1)
+
+
+def _mean(
+    name: str, values: Any, mask: jax.Array | None, aux: Aux, weights: jax.Array
+) -> jax.Array:
     values = jnp.asarray(values)
     if not jnp.issubdtype(values.dtype, jnp.floating):
         values = values.astype(jnp.result_type(float))
     if values.ndim == 0:
+        if mask is not None:
+            raise ValueError(
+                _PARTLY_FILLED.format(f"the metric {name!r}", "Aux(metrics=...) of shape [B]")
+            )
         return values
-    if mask is not None and values.shape != mask.shape:
+    if values.shape != weights.shape and (mask is not None or aux.weights is not None):
         raise ValueError(
-            f"metric {name!r} must be a scalar or have one entry per example, {list(mask.shape)},"
+            f"metric {name!r} must be a scalar or have one entry per example, {list(weights.shape)},"
             f" got {list(values.shape)}."
         )
-    return mean_over_rows(values, mask)
+    return mean_over_rows(values, mask) if aux.weights is None else _weighted(values, weights)

@@ -77,6 +77,7 @@ class ClientResult(NamedTuple):
       first_loss: the loss of the first step: that of the model that it received.
       metrics: the means of the model's metrics over the local steps.
       bad_step: the first step with a loss that is not finite; -1 if there was none.
+      example_weight: the sum of the weights (`Aux.weights`, else 1) of the examples that it used.
       observed: what observers noted, in their order; `()` without any.
     """
 
@@ -88,6 +89,7 @@ class ClientResult(NamedTuple):
     first_loss: jax.Array
     metrics: dict[str, jax.Array]
     bad_step: jax.Array
+    example_weight: jax.Array
     observed: tuple[Any, ...] = ()
 
 
@@ -112,6 +114,7 @@ class _Tally(NamedTuple):
     first_loss: jax.Array
     metric_sums: dict[str, jax.Array]
     bad_step: jax.Array
+    weight_sum: jax.Array
 
 
 def client_key(key: jax.Array, round_number: Any, client: Any) -> jax.Array:
@@ -270,6 +273,7 @@ def _job(algorithm, model, feed, invitation, context, observers) -> Job:
             first_loss=jnp.zeros((), loss.dtype),
             metric_sums=trees.zeros_like(metrics),
             bad_step=jnp.full((), -1, jnp.int32),
+            weight_sum=jnp.zeros((), jnp.result_type(float)),
         )
         return local, nothing, tuple(observer.begin(local) for observer in observers)
 
@@ -286,6 +290,7 @@ def _job(algorithm, model, feed, invitation, context, observers) -> Job:
             first_loss=jnp.where(k == 0, evaluation.loss, tally.first_loss),
             metric_sums=trees.add(tally.metric_sums, evaluation.metrics),
             bad_step=jnp.where(bad, jnp.asarray(k, jnp.int32), tally.bad_step),
+            weight_sum=tally.weight_sum + evaluation.weight,
         )
         return new, tally, noted
 
@@ -301,6 +306,7 @@ def _job(algorithm, model, feed, invitation, context, observers) -> Job:
             first_loss=tally.first_loss,
             metrics=jax.tree.map(lambda x: x / num_steps.astype(x.dtype), tally.metric_sums),
             bad_step=tally.bad_step,
+            example_weight=tally.weight_sum,
             observed=tuple(
                 observer.end(seen, local, upload, context)
                 for observer, seen in zip(observers, noted, strict=True)
@@ -337,15 +343,14 @@ def client_evaluate(model: Model, variables: Variables, feed: Feed) -> Total:
     def chunk(index):
         batch, mask = feed.chunk(index)
         found = Objective(model, None, mask, index=index).evaluate(variables, batch)
-        rows = jax.tree.leaves(batch)[0].shape[0] if mask is None else jnp.sum(mask)
+        weight = jnp.asarray(found.weight, dtype)
         sums = {"loss": found.loss, "metrics": found.metrics}
-        return jax.tree.map(lambda x: jnp.asarray(rows, dtype) * x.astype(dtype), sums)
+        return jax.tree.map(lambda x: weight * x.astype(dtype), sums), weight
 
     zero = trees.zeros_like(jax.eval_shape(chunk, jnp.int32(0)))
-    sums = counted_loop(feed.num_chunks, lambda s, i: trees.add(s, chunk(i)), zero)
-    size = jnp.asarray(feed.num_examples, dtype)
+    sums, weight = counted_loop(feed.num_chunks, lambda s, i: trees.add(s, chunk(i)), zero)
     nothing = jnp.zeros((), dtype)
-    return Total(sums["metrics"], size, jnp.int32(1), nothing, sums["loss"])
+    return Total(sums["metrics"], weight, jnp.int32(1), nothing, sums["loss"])
 
 
 def probe_key(key: jax.Array) -> jax.Array:
@@ -361,23 +366,23 @@ def probe_data(model: Model, feed: Feed, key: jax.Array, client: Any = None) -> 
     def gradient_of(variables, batch, mask, adjust):
         objective = Objective(model, key, mask)
         objective = objective if adjust is None else adjust(objective, batch)
-        return objective.gradient(variables, batch)[0]
+        return objective.gradient(variables, batch)
 
     def full_gradient(variables, adjust=None):
         def body(carry, chunk):
-            total, rows = carry
+            total, weight = carry
             batch, mask = feed.chunk(chunk)
-            gradient = gradient_of(variables, batch, mask, adjust)
-            here = jax.tree.leaves(batch)[0].shape[0] if mask is None else jnp.sum(mask)
-            return trees.add_scaled(total, here, gradient), rows + jnp.asarray(here, dtype)
+            gradient, found = gradient_of(variables, batch, mask, adjust)
+            here = jnp.asarray(found.weight, dtype)
+            return trees.add_scaled(total, here, gradient), weight + here
 
         zero = trees.zeros_like(variables.params), jnp.zeros((), dtype)
-        total, rows = counted_loop(feed.num_chunks, body, zero)
-        return trees.scale(1 / jnp.maximum(rows, 1), total)
+        total, weight = counted_loop(feed.num_chunks, body, zero)
+        return trees.scale(1 / jnp.where(weight > 0, weight, 1), total)
 
     def minibatch_gradient(variables, adjust=None):
         batch, mask = feed.extra(key)
-        return gradient_of(variables, batch, mask, adjust)
+        return gradient_of(variables, batch, mask, adjust)[0]
 
     return ProbeData(full_gradient, minibatch_gradient, client, own_key)
 

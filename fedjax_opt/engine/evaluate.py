@@ -58,8 +58,13 @@ def evaluate(
 @partial(jax.jit, static_argnames="batch_size")
 def _evaluate(model, variables, examples, batch_size):
     total = jax.tree.leaves(examples)[0].shape[0]
-    full = total % batch_size == 0
-    return mean_over_rows(model, variables, examples, 0, total, batch_size, full)
+    whole = total - total % batch_size
+    sums = _sums(model, variables, examples, 0, whole, batch_size, True)
+    if whole < total:  # the last piece has its own size: nothing in it has to be masked
+        last = jax.tree.map(lambda x: jnp.asarray(x)[whole:], examples)
+        piece = whole // batch_size
+        sums = trees.add(sums, _piece(model, variables, last, None, piece))
+    return _means(sums)
 
 
 def personal_variables(algorithm: Algorithm, state: FederatedState) -> Partial:
@@ -141,21 +146,25 @@ def evaluate_clients(
             "data must be in memory for evaluate_clients, but these examples are in files. To have all"
             " of them in memory, select all clients: clients[:]."
         )
-    largest = int(np.max(np.asarray(data.sizes), initial=1))
+    sizes = np.asarray(data.sizes)
+    largest = int(np.max(sizes, initial=1))
     batch_size = min(checks.integer("batch_size", batch_size, low=1), largest)
-    if not isinstance(variables, Variables):
-        return evaluate_each(as_partial(variables), data, model, batch_size)
-    return evaluate_each(Partial(_everyones, variables), data, model, batch_size)
+    full = not np.any(sizes % batch_size)
+    if isinstance(variables, Variables):
+        variables = Partial(_everyones, variables)
+    return evaluate_each(as_partial(variables), data, model, batch_size, full)
 
 
-@partial(jax.jit, static_argnames="batch_size")
-def evaluate_each(variables_of: Partial, data: Any, model: Model, batch_size: int):
+@partial(jax.jit, static_argnames=("batch_size", "full"))
+def evaluate_each(
+    variables_of: Partial, data: Any, model: Model, batch_size: int, full: bool = False
+):
     """The mean loss and metrics of client i's own model, `variables_of(i)`, on its own examples."""
 
     def one_client(feed):
         client, offset, size = feed
         own = variables_of(client)
-        return mean_over_rows(model, own, data.examples, offset, size, batch_size, False)
+        return mean_over_rows(model, own, data.examples, offset, size, batch_size, full)
 
     ids = jnp.arange(data.sizes.shape[0], dtype=jnp.int32)
     return jax.lax.map(one_client, (ids, jnp.asarray(data.offsets), jnp.asarray(data.sizes)))
@@ -171,21 +180,33 @@ def mean_over_rows(
     full: bool = False,
 ) -> dict[str, jax.Array]:
     """The mean over rows offset .. offset + size - 1, in pieces; the last may be partly filled."""
+    return _means(_sums(model, variables, examples, offset, size, batch_size, full))
+
+
+def _sums(model, variables, examples, offset, size, batch_size, full):
+    """Sums over rows, times what each counts."""
 
     def piece(index):
         positions = index * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
         rows = offset + jnp.minimum(positions, size - 1)
         batch = jax.tree.map(lambda x: jnp.asarray(x)[rows], examples)
-        mask = None if full else positions < size
-        found = Objective(model, None, mask, index=index).evaluate(variables, batch)
-        count = batch_size if mask is None else jnp.sum(mask, dtype=jnp.int32)
-        return trees.scale(count, {**found.metrics, "loss": found.loss})
+        return _piece(model, variables, batch, None if full else positions < size, index)
 
     shapes = jax.eval_shape(piece, jnp.zeros((), jnp.int32))
-    total = jax.lax.fori_loop(
+    return jax.lax.fori_loop(
         jnp.int32(0),
         jnp.asarray(steps_per_epoch(size, batch_size), jnp.int32),
         lambda index, sums: trees.add(sums, piece(index)),
         trees.zeros_like(shapes),
     )
-    return jax.tree.map(lambda x: x / jnp.asarray(size, x.dtype), total)
+
+
+def _piece(model, variables, batch, mask, index):
+    found = Objective(model, None, mask, index=index).evaluate(variables, batch)
+    return trees.scale(found.weight, {**found.metrics, "loss": found.loss}), found.weight
+
+
+def _means(sums):
+    """NaN where no row counts."""
+    totals, weight = sums
+    return jax.tree.map(lambda x: x / weight.astype(x.dtype), totals)

@@ -10,7 +10,7 @@ from jax.tree_util import Partial
 
 from fedjax_opt.core import checks
 from fedjax_opt.core.algorithm import StaticInt
-from fedjax_opt.core.federation import BATCHINGS
+from fedjax_opt.core.federation import BATCHINGS, REMAINDERS
 from fedjax_opt.core.permutation import permuted
 from fedjax_opt.execution.placement import PerDevice
 
@@ -50,7 +50,9 @@ class Feeds(NamedTuple):
     own: Any
 
 
-def feed(examples: Any, batch_size: int = 32, batching: str = "shuffled") -> Feed:
+def feed(
+    examples: Any, batch_size: int = 32, batching: str = "shuffled", remainder: str = "exact"
+) -> Feed:
     """A client's own examples as what `client_update` learns from.
 
     The minibatches are those that the client would draw in a simulation with the same key.
@@ -58,7 +60,8 @@ def feed(examples: Any, batch_size: int = 32, batching: str = "shuffled") -> Fee
     Args:
       examples: a pytree of arrays `[n, ...]`.
       batch_size: B.
-      batching: 'shuffled' epochs, or 'replacement'; see `run_rounds`.
+      batching: 'shuffled' epochs, or 'replacement'; see `Federation`.
+      remainder: what becomes of the last examples of an epoch, 'exact' or 'drop'; see `Federation`.
 
     Returns:
       A `Feed`, a pytree: it may be an argument of a compiled function.
@@ -77,8 +80,14 @@ def feed(examples: Any, batch_size: int = 32, batching: str = "shuffled") -> Fee
         raise ValueError("examples must hold at least one example to learn from, got none.")
     batch_size = checks.integer("batch_size", batch_size, low=1)
     checks.choice("batching", batching, BATCHINGS)
+    checks.choice("remainder", remainder, REMAINDERS)
+    if remainder == "drop" and size < batch_size:
+        raise ValueError(
+            f"examples must fill a minibatch of {batch_size} with remainder='drop', got {size}."
+        )
     examples, place = jax.tree.map(jnp.asarray, examples), (jnp.int32(0), jnp.int32(size))
-    full, chunks = size % batch_size == 0, steps_per_epoch(size, batch_size)
+    full = remainder == "drop" or size % batch_size == 0
+    chunks = steps_per_epoch(size, batch_size, full)
     return rows_feed(batch_size, batching, full, chunks, examples, place)
 
 
@@ -102,7 +111,8 @@ def feeds_from_data(
       cohort: ids `[S]`.
       batch_size: B.
       batching: 'shuffled' or 'replacement'.
-      full: whether every client's size is a multiple of B, so that nothing has to be masked.
+      full: whether nothing has to be masked: every client's size is a multiple of B, or what is left of
+        an epoch is dropped.
       num_chunks: how many minibatches hold all of a client's rows, if that is the same for all: a pass
         over them is then a loop of known length, which can be differentiated.
     """
@@ -115,9 +125,9 @@ def feeds_from_data(
     return Feeds(of, data.examples, (jnp.asarray(data.offsets)[cohort], sizes))
 
 
-def steps_per_epoch(sizes: Any, batch_size: int) -> Any:
-    """How many minibatches hold all of a client's rows once."""
-    return -(-sizes // batch_size)
+def steps_per_epoch(sizes: Any, batch_size: int, full: bool = False) -> Any:
+    """How many minibatches hold all of a client's rows once; only full ones, if nothing else may be."""
+    return sizes // batch_size if full else -(-sizes // batch_size)
 
 
 def rows_feed(
@@ -130,8 +140,8 @@ def rows_feed(
     known = rows, whole, examples, place
     return Feed(
         draw=Partial(draw, *known),
-        chunk=Partial(_chunk, rows, examples, place),
-        num_chunks=steps_per_epoch(place[1], batch_size)
+        chunk=Partial(_chunk, *known),
+        num_chunks=steps_per_epoch(place[1], batch_size, full)
         if num_chunks is None
         else StaticInt(num_chunks),
         extra=Partial(_first, Partial(draw), *known),
@@ -155,7 +165,7 @@ def _with_replacement(batch_size, full, examples, place, key, step):
 
 def _shuffled(batch_size, full, examples, place, key, step):
     batch_size, (offset, size) = int(batch_size), place
-    per_epoch = steps_per_epoch(size, batch_size)
+    per_epoch = steps_per_epoch(size, batch_size, bool(full))
     epoch, turn = step // per_epoch, step % per_epoch
     positions = turn * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
     key = jax.random.fold_in(jax.random.fold_in(key, _ROWS), epoch)
@@ -163,10 +173,10 @@ def _shuffled(batch_size, full, examples, place, key, step):
     return _gather(examples, offset + rows), None if full else positions < size
 
 
-def _chunk(batch_size, examples, place, index):
+def _chunk(batch_size, full, examples, place, index):
     batch_size, (offset, size) = int(batch_size), place
     positions = index * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
-    return _gather(examples, offset + positions % size), positions < size
+    return _gather(examples, offset + positions % size), None if full else positions < size
 
 
 def _first(draw, batch_size, full, examples, place, key):

@@ -71,12 +71,14 @@ class How(NamedTuple):
       static_steps: K, if all clients take as many steps and it is known beforehand; else None.
       diagnostics: names of what is measured.
       unequal: whether clients may differ in their numbers of steps: devices then get clients by work.
+      by_examples: whether uploads are weighted by `ClientResult.example_weight`, known after the work.
     """
 
     strategy: Strategy
     static_steps: int | None = None
     diagnostics: tuple[str, ...] = ()
     unequal: bool = False
+    by_examples: bool = False
 
 
 class _Slot(NamedTuple):
@@ -295,14 +297,14 @@ def _train(how: How, feeds: Feeds, shared: _Shared, slot: _Slot) -> Job[tuple[To
         slot.own_report,
         observers,
     )
-    return job._replace(finish=lambda carry: _concluded(shared, slot, job.finish(carry)))
+    return job._replace(finish=lambda carry: _concluded(how, shared, slot, job.finish(carry)))
 
 
 def _train_whole(how: How, feeds: Feeds, shared: _Shared, slot: _Slot) -> tuple[Total, _Row]:
     return _train(how, feeds, shared, slot).whole()
 
 
-def _concluded(shared: _Shared, slot: _Slot, result: ClientResult) -> tuple[Total, _Row]:
+def _concluded(how: How, shared: _Shared, slot: _Slot, result: ClientResult) -> tuple[Total, _Row]:
     """What the server and the history take of a client's work."""
     algorithm, fault, stacked, kept = shared.algorithm, (), (), {}
     accepted = slot.num_steps > 0
@@ -316,8 +318,9 @@ def _concluded(shared: _Shared, slot: _Slot, result: ClientResult) -> tuple[Tota
     noted: dict[str, Any] = {"first_loss": result.first_loss, "metrics": result.metrics}
     if result.observed:
         noted["diagnostics"], kept = diagnostics.joined(result.observed)
+    weight = result.example_weight if how.by_examples else slot.weight
     term = contribution(
-        algorithm, result.upload, result.num_steps, result.loss, slot.weight, accepted, noted
+        algorithm, result.upload, result.num_steps, result.loss, weight, accepted, noted
     )
     return term, _Row(
         accepted, term.weight, fault, stacked, result.state, result.loss, result.bad_step, kept

@@ -131,7 +131,13 @@ def one_round(prepared: Prepared, state: FederatedState) -> tuple[FederatedState
             late=late,
         ),
         _feeds(prepared, ids),
-        How(prepared.strategy, prepared.static_steps, prepared.diagnostics, unequal),
+        How(
+            prepared.strategy,
+            prepared.static_steps,
+            prepared.diagnostics,
+            unequal,
+            federation.weighting == "weights",
+        ),
         federation.guard,
         federation.client_test,
     )
@@ -148,11 +154,15 @@ def one_round(prepared: Prepared, state: FederatedState) -> tuple[FederatedState
 
 
 def _weights(federation, sizes):
-    """The weights of all clients: n_i, times a power of two by which their mean is near 1; or 1."""
+    """The weights of all clients: n_i, say, times a power of two by which their mean is near 1; or 1.
+
+    Where uploads are weighted by the examples that were used, this is for reports of a probe alone.
+    """
     dtype = jnp.result_type(float)
-    if federation.weighting != "samples":
+    if federation.weighting == "uniform":
         return jnp.ones(sizes.shape, dtype)
-    weights = sizes.astype(dtype)
+    by_size = isinstance(federation.weighting, str)
+    weights = jnp.asarray(sizes if by_size else federation.weighting, dtype)
     return jnp.ldexp(weights, -jnp.frexp(jnp.mean(weights))[1])
 
 
@@ -253,7 +263,9 @@ def _local_steps(prepared, round_number, remembered, cohort, sizes):
     value = value if value.ndim == 0 else value[cohort]
     if isinstance(prepared.federation.local_steps, Epochs):
         each = prepared.steps_per_epoch
-        each = each or batches.steps_per_epoch(sizes[cohort], prepared.federation.batch_size)
+        each = each or batches.steps_per_epoch(
+            sizes[cohort], prepared.federation.batch_size, prepared.full_batches
+        )
         value = value * jnp.asarray(each, jnp.int32)
     return value
 

@@ -94,6 +94,7 @@ def of_run(
     """
     federation = prepared.federation
     steps, rate = prepared.controls
+    weighting = federation.weighting
     functions, numbers = describe(
         algorithm=algorithm,
         algorithm_by_rate=getattr(prepared.algorithm, "make", None),  # of one that is scheduled
@@ -103,7 +104,8 @@ def of_run(
         learning_rate=rate,
         batch_size=federation.batch_size,
         batching=federation.batching,
-        weighting=federation.weighting,
+        remainder=federation.remainder,
+        weighting=str(weighting) if isinstance(weighting, str) else weighting,
         guard=federation.guard,
     )
     columns = {"diagnostics": str(sorted(prepared.diagnostics))}

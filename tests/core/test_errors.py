@@ -173,7 +173,10 @@ def test_lists_are_as_good_as_arrays():
         ({"rounds": 0}, "rounds must be .*at least 1, got 0"),
         ({"rounds": 2.0}, r"rounds must be a whole number of at least 1, got 2\.0"),
         ({"batching": "random"}, "batching must be one of 'shuffled', 'replacement', got 'random'"),
-        ({"weighting": "size"}, "weighting must be one of 'samples', 'uniform', got 'size'"),
+        (
+            {"weighting": "size"},
+            "weighting must be one of 'samples', 'uniform', 'weights', got 'size'",
+        ),
         ({"strategy": "fast"}, "strategy must be one of 'auto', .* got 'fast'"),
     ],
 )
@@ -217,7 +220,7 @@ def other_state(variables, batch, key):
     [
         (per_example, r"model.loss must return a scalar .* got float64\[4\]"),
         (whole_number, r"model.loss must return a scalar floating-point loss.* got int32\[\]"),
-        (nothing_beside, r"model.loss must return \(loss, Aux\), got dict"),
+        (nothing_beside, r"model.loss must return \(loss, Aux\), got \(float64\[\], {}\)"),
         (other_state, "aux.state must have the tree structure .* got"),
     ],
 )

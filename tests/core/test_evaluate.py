@@ -88,12 +88,27 @@ def test_evaluate_clients_refuses():
         fo.evaluate_clients(problems.MODEL, VARIABLES, DATA, 0)
 
 
-def test_partial_pieces_need_the_loss_of_each_example():
+def test_the_last_piece_of_a_test_set_has_its_own_size():
+    """So means are exact of a loss, and a metric, that say nothing of single examples."""
+
     def loss(variables, batch, key):
-        return problems.MODEL.loss(variables, batch, key)[0], fo.Aux()
+        value = problems.MODEL.loss(variables, batch, key)[0]
+        return value, fo.Aux(metrics={"twice": 2 * value})
+
+    model, expected = fo.Model(problems.MODEL.init, loss), by_hand(DATA.examples)["loss"]
+    for batch_size in (9, 10, 1000):
+        found = fo.evaluate(model, VARIABLES, DATA, batch_size)
+        np.testing.assert_allclose(found["loss"], expected, rtol=1e-13)
+        np.testing.assert_allclose(found["twice"], 2 * expected, rtol=1e-13)
+    with pytest.raises(ValueError, match=r"return Aux\(losses=\.\.\.\)"):
+        fo.evaluate_clients(model, VARIABLES, DATA, 2)
+
+
+def test_a_scalar_metric_of_a_partly_filled_minibatch_is_refused():
+    def loss(variables, batch, key):
+        value, aux = problems.MODEL.loss(variables, batch, key)
+        return value, aux._replace(metrics={"twice": 2 * value})
 
     model = fo.Model(problems.MODEL.init, loss)
-    with pytest.raises(ValueError, match=r"return Aux\(losses=\.\.\.\)"):
-        fo.evaluate(model, VARIABLES, DATA, 10)
-    expected = by_hand(DATA.examples)["loss"]
-    np.testing.assert_allclose(fo.evaluate(model, VARIABLES, DATA, 9)["loss"], expected, rtol=1e-13)
+    with pytest.raises(ValueError, match=r"the metric 'twice' .*remainder='drop'"):
+        fo.evaluate_clients(model, VARIABLES, DATA, 2)
