@@ -227,7 +227,8 @@ _PARTLY_FILLED = (
 
 def _weights(aux: Aux, batch: Any, mask: jax.Array | None) -> jax.Array:
     """What each row of the minibatch counts; 0 for one that only fills it up."""
-    rows = jnp.shape(jax.tree.leaves(batch)[0])[:1] if mask is None else mask.shape
+    leaves = jax.tree.leaves(batch) if mask is None else [mask]
+    rows = jnp.shape(leaves[0])[:1] if leaves else ()
     dtype = jnp.result_type(float)
     if aux.weights is None:
         return jnp.ones(rows, dtype) if mask is None else mask.astype(dtype)
