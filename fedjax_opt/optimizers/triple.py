@@ -297,6 +297,7 @@ def local_form(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
         )
     if isinstance(optimizer, Triple):
         return moving(optimizer)
+    _refuse_needs(optimizer)
     optimizer = as_pytree(optimizer)
     return optimizer._replace(init=Partial(_init_if_it_moves, optimizer.init))
 
@@ -317,6 +318,24 @@ def _init_if_it_moves(init, params):
             " fedjax_opt.optimizers.moving(triple) inside of it."
         )
     return state
+
+
+def _refuse_needs(optimizer: optax.GradientTransformation) -> None:
+    """Refuses an optimiser whose update wants more than gradients, statistics and parameters."""
+    params = {"w": jax.ShapeDtypeStruct((2, 3), jnp.float32)}
+    try:
+        # Only what it asks for matters here, not how it promotes dtypes.
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            jax.eval_shape(lambda x: optimizer.update(x, optimizer.init(x), x), params)
+    except (TypeError, ValueError) as error:
+        # Any other error is about these parameters: labels of other leaves, say.
+        if "required keyword-only argument" in str(error) or "must be provided" in str(error):
+            raise ValueError(
+                "optimizer must need no more than gradients, as local steps and servers have them, but"
+                f" optax's says: {error}"
+            ) from error
+    except Exception:
+        return
 
 
 def as_pytree(tx: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+import fedjax_opt as fo
 from fedjax_opt import optimizers as opt
 from fedjax_opt.optimizers.triple import local_form
 
@@ -76,6 +77,21 @@ def test_a_triple_inside_of_optax_is_refused_if_its_statistics_would_never_move(
     # None to move, or moved by itself.
     function(inside(opt.sgd(0.1))).init(jnp.ones(2))
     function(inside(opt.moving(opt.sgdm(0.1, 0.9)))).init(jnp.ones(2))
+
+
+@pytest.mark.parametrize("make", [fo.fedavg, fo.dsgd, fo.scaffold, fo.optimizers.from_optax])
+@pytest.mark.parametrize(
+    ("needy", "wants"),
+    [
+        (optax.polyak_sgd(), "'value'"),
+        (optax.chain(optax.clip(1.0), optax.lbfgs()), "'value_fn'"),
+        (optax.contrib.sophia(1e-3), "obj_fn"),
+    ],
+    ids=["polyak_sgd", "lbfgs", "sophia"],
+)
+def test_an_optimiser_that_needs_more_than_gradients_is_refused(make, needy, wants):
+    with pytest.raises(ValueError, match=f"optimizer must need no more than gradients.*{wants}"):
+        make(needy)
 
 
 @pytest.mark.parametrize("function", [opt.from_optax, local_form])
