@@ -60,7 +60,10 @@ def undocumented_arguments(function, skip=("self", "cls")):
     text = inspect.getdoc(function) or ""
     section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", text, re.M | re.S)
     body = section.group(1) if section else ""
-    documented = set(re.findall(r"^  \*{0,2}(\w+(?:`?, `?\w+)*):", body, re.M))
+    together = re.findall(
+        r"^  \*{0,2}(\w+(?:`?, `?\w+)*):", body, re.M
+    )  # 'eps, initial_v: as for ...'
+    documented = {name for names in together for name in re.findall(r"\w+", names)}
     return [
         name for name in inspect.signature(function).parameters if name not in (*skip, *documented)
     ]

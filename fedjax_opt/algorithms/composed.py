@@ -12,6 +12,17 @@ correction and with v_0 a parameter (tau^2 in the original, 1 in the FedGBO pape
 top keeps the (1 - s) n entries of largest magnitude of each tensor, Q quantises evenly between the
 extremes of each sign, E by exponent. If the moments were sparsified on their own, weights and
 moments of one entry would be of different rounds, and training would diverge.
+
+References:
+  FedProx: Li et al. Federated optimization in heterogeneous networks. MLSys 2020.
+  FedMAX: Chen, Bhardwaj, Marculescu. FedMAX: mitigating activation divergence for accurate and
+    communication-efficient federated learning. ECML PKDD 2020.
+  MOON: Li, He, Song. Model-contrastive federated learning. CVPR 2021.
+  AdaptiveFedOpt: Reddi et al. Adaptive federated optimization. ICLR 2021.
+  FedAvgM: Hsu, Qi, Brown. Measuring the effects of non-identical data distribution for federated
+    visual classification. 2019.
+  CE-FedAvg: Mills, Hu, Min. Communication-efficient federated learning for wireless edge intelligence
+    in IoT. IEEE Internet of Things Journal, 2020.
 """
 
 import chex
@@ -37,9 +48,8 @@ def fedprox(
     """FedProx: `g + mu (y - x)` in every local step; `proximal` around `fedavg`.
 
     Args:
-      optimizer: the clients' optimiser, as for `fedavg`.
+      optimizer, server_learning_rate: as for `fedavg`.
       mu: the weight of the proximal term, not negative; 0 is FedAvg.
-      server_learning_rate: eta_s, not negative.
 
     Returns:
       An `Algorithm` without client state.
@@ -47,9 +57,6 @@ def fedprox(
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.fedprox(fo.optimizers.sgd(0.1), mu=0.01)
-
-    Reference:
-      Li et al. Federated optimization in heterogeneous networks. MLSys 2020.
     """
     return proximal(fedavg(optimizer, server_learning_rate), mu)
 
@@ -62,9 +69,8 @@ def fedmax(
     """FedMAX: `max_entropy` around `fedavg`. The model must return `Aux.features`.
 
     Args:
-      optimizer: the clients' optimiser, as for `fedavg`.
+      optimizer, server_learning_rate: as for `fedavg`.
       beta: the weight of the entropy term, not negative; 0 is FedAvg.
-      server_learning_rate: eta_s, not negative.
 
     Returns:
       An `Algorithm` without client state.
@@ -72,10 +78,6 @@ def fedmax(
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.fedmax(fo.optimizers.sgd(0.1), beta=10.0)
-
-    Reference:
-      Chen, Bhardwaj, Marculescu. FedMAX: mitigating activation divergence for accurate and
-      communication-efficient federated learning. ECML PKDD 2020.
     """
     return max_entropy(fedavg(optimizer, server_learning_rate), beta)
 
@@ -89,10 +91,9 @@ def moon(
     """MOON: `contrastive` around `fedavg`. The model must return `Aux.features`.
 
     Args:
-      optimizer: the clients' optimiser, as for `fedavg`.
+      optimizer, server_learning_rate: as for `fedavg`.
       mu: the weight of the contrastive term, not negative; 0 is FedAvg.
       temperature: tau > 0.
-      server_learning_rate: eta_s, not negative.
 
     Returns:
       An `Algorithm` whose clients keep their last local model.
@@ -100,9 +101,6 @@ def moon(
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.moon(fo.optimizers.sgd(0.1), mu=1.0, temperature=0.5)
-
-    Reference:
-      Li, He, Song. Model-contrastive federated learning. CVPR 2021.
     """
     return contrastive(fedavg(optimizer, server_learning_rate), mu, temperature)
 
@@ -123,9 +121,6 @@ def adaptive_fedopt(
       >>> import optax
       >>> import fedjax_opt as fo
       >>> algorithm = fo.adaptive_fedopt(fo.optimizers.sgd(0.1), server=optax.lamb(1e-2))
-
-    Reference:
-      Reddi et al. Adaptive federated optimization. ICLR 2021.
     """
     return server_optimizer(fedavg(optimizer), server)
 
@@ -148,10 +143,6 @@ def fedavgm(
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.fedavgm(fo.optimizers.sgd(0.1), momentum=0.9)
-
-    Reference:
-      Hsu, Qi, Brown. Measuring the effects of non-identical data distribution for federated visual
-      classification. 2019.
     """
     momentum = checks.number("momentum", momentum, low=0.0, high=1.0, open_high=True)
     rate = check_rate(server_learning_rate, "server_learning_rate")
@@ -188,9 +179,6 @@ def fedadam(
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.fedadam(fo.optimizers.sgd(0.1), server_learning_rate=0.01)
-
-    Reference:
-      Reddi et al. Adaptive federated optimization. ICLR 2021.
     """
     return adaptive_fedopt(optimizer, adam(server_learning_rate, b1, b2, eps, initial_v))
 
@@ -206,12 +194,8 @@ def fedyogi(
     """FedYogi: Yogi on the server, whose second moment falls no faster than it rises.
 
     Args:
-      optimizer: the clients' optimiser, as for `fedavg`.
-      server_learning_rate: eta_s > 0; a number, a traced value or an optax schedule of the round.
-      b1: the decay of the first moment, in [0, 1).
+      optimizer, server_learning_rate, b1, eps, initial_v: as for `fedadam`.
       b2: one minus the weight of d^2 in the second moment, in [0, 1).
-      eps: added to sqrt(v), positive; tau in the paper.
-      initial_v: v_0; tau^2 in the paper.
 
     Returns:
       An `Algorithm` without client state.
@@ -219,9 +203,6 @@ def fedyogi(
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.fedyogi(fo.optimizers.sgd(0.1), server_learning_rate=0.01)
-
-    Reference:
-      Reddi et al. Adaptive federated optimization. ICLR 2021.
     """
     return adaptive_fedopt(optimizer, yogi(server_learning_rate, b1, b2, eps, initial_v))
 
@@ -235,10 +216,7 @@ def fedadagrad(
     """FedAdagrad: Adagrad on the server, without a first moment.
 
     Args:
-      optimizer: the clients' optimiser, as for `fedavg`.
-      server_learning_rate: eta_s > 0; a number, a traced value or an optax schedule of the round.
-      eps: added to sqrt(v), positive; tau in the paper.
-      initial_v: v_0; tau^2 in the paper.
+      optimizer, server_learning_rate, eps, initial_v: as for `fedadam`.
 
     Returns:
       An `Algorithm` without client state.
@@ -246,9 +224,6 @@ def fedadagrad(
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.fedadagrad(fo.optimizers.sgd(0.1), server_learning_rate=0.01)
-
-    Reference:
-      Reddi et al. Adaptive federated optimization. ICLR 2021.
     """
     return adaptive_fedopt(optimizer, adagrad(server_learning_rate, eps, initial_v))
 
@@ -269,10 +244,6 @@ def ce_fedavg(
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.ce_fedavg(fo.optimizers.adam(1e-3), sparsity=0.95)
-
-    Reference:
-      Mills, Hu, Min. Communication-efficient federated learning for wireless edge intelligence in IoT.
-      2020.
     """
     return compressed(mfl(optimizer), upload=compression.ce_fedavg(sparsity, bits))
 
@@ -293,9 +264,5 @@ def compressed_fedavg(
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.compressed_fedavg(fo.optimizers.sgd(0.1), sparsity=0.95)
-
-    Reference:
-      Mills, Hu, Min. Communication-efficient federated learning for wireless edge intelligence in IoT.
-      2020.
     """
     return compressed(fedavg(optimizer), upload=compression.ce_fedavg(sparsity, bits))

@@ -159,10 +159,9 @@ def ghbm(
     """GHBM: `y <- y - eta g + (beta / (tau K)) (x_t - x_{t-tau})` in every local step.
 
     Args:
-      optimizer: the clients' optimiser, as for `fedavg`.
+      optimizer, server_learning_rate: as for `fedavg`.
       tau: over how many rounds the momentum looks back, a Python int; 1 / C is the paper's choice.
       beta: the weight of the momentum, not negative; 0 is FedAvg.
-      server_learning_rate: eta_s, not negative.
       nesterov: whether the momentum is applied before the gradient is taken.
 
     Returns:
@@ -194,9 +193,7 @@ def fedadc(
     """FedADC: GHBM with tau = 1, its momentum applied before the gradient is taken.
 
     Args:
-      optimizer: the clients' optimiser, as for `fedavg`.
-      beta: the weight of the momentum, not negative; 0 is FedAvg.
-      server_learning_rate: eta_s, not negative.
+      optimizer, beta, server_learning_rate: as for `ghbm`.
 
     Returns:
       An `Algorithm` without client state that sends the momentum beside the model.
@@ -204,9 +201,6 @@ def fedadc(
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.fedadc(fo.optimizers.sgd(0.1), beta=0.9)
-
-    Reference:
-      Ozfatura, Ozfatura, Gunduz. FedADC: accelerated federated learning with drift control. 2021.
     """
     return ghbm(optimizer, 1, beta, server_learning_rate, nesterov=True)
 
@@ -220,10 +214,7 @@ def localghbm(
     """LocalGHBM: `y <- y - eta g + (beta C / K) (x - a_i)`, a_i the model received last time.
 
     Args:
-      optimizer: the clients' optimiser, as for `fedavg`.
-      beta: the weight of the momentum, not negative; 0 is FedAvg.
-      server_learning_rate: eta_s, not negative.
-      nesterov: whether the momentum is applied before the gradient is taken.
+      optimizer, beta, server_learning_rate, nesterov: as for `ghbm`.
 
     Returns:
       An `Algorithm` whose clients keep a model, at FedAvg's cost of communication.
@@ -244,10 +235,7 @@ def fedhbm(
     """FedHBM: `y <- y - eta g + (beta C / K) (y - a_i)`, a_i the client's own last model.
 
     Args:
-      optimizer: the clients' optimiser, as for `fedavg`.
-      beta: the weight of the momentum, not negative; 0 is FedAvg.
-      server_learning_rate: eta_s, not negative.
-      nesterov: whether the momentum is applied before the gradient is taken.
+      optimizer, beta, server_learning_rate, nesterov: as for `ghbm`.
 
     Returns:
       An `Algorithm` whose clients keep a model, at FedAvg's cost of communication.
@@ -268,10 +256,9 @@ def ghbm_server(
     """GHBM on the server: `x+ = x + eta_s mean(y - x) + (beta / tau) (x_t - x_{t-tau})`.
 
     Args:
-      optimizer: the clients' optimiser, as for `fedavg`.
+      optimizer, server_learning_rate: as for `fedavg`.
       tau: over how many rounds the momentum looks back, a Python int.
       beta: the weight of the momentum, not negative; 0 is FedAvg.
-      server_learning_rate: eta_s, not negative.
 
     Returns:
       An `Algorithm` without client state, at FedAvg's cost of communication.

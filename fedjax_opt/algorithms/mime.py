@@ -75,9 +75,6 @@ def mimexlite(optimizer: Triple, server_learning_rate: chex.Numeric = 1.0) -> Al
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.mimexlite(fo.optimizers.sgdm(0.1, 0.9))
-
-    Reference:
-      Mills et al. Accelerating federated learning with a global biased optimiser. 2022.
     """
     return _mimelite(_minibatch_gradient, optimizer, server_learning_rate)
 

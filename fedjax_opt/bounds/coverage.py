@@ -69,8 +69,7 @@ def probability_all_seen(num_clients: int, cohort_size: int, rounds: int) -> flo
     """The probability that every client has been in a cohort after some rounds.
 
     Args:
-      num_clients: N.
-      cohort_size: S clients in every round, drawn uniformly without replacement.
+      num_clients, cohort_size: as for `expected_rounds_to_see_all`.
       rounds: t, not negative.
 
     Returns:
@@ -92,8 +91,7 @@ def rounds_to_see_all_quantile(num_clients: int, cohort_size: int, probability: 
     """The number of rounds after which all clients have been seen with at least a probability.
 
     Args:
-      num_clients: N.
-      cohort_size: S clients in every round, drawn uniformly without replacement.
+      num_clients, cohort_size: as for `expected_rounds_to_see_all`.
       probability: in [0, 1).
 
     Returns:

@@ -16,20 +16,13 @@ References:
   Li et al. On the convergence of FedAvg on non-IID data. ICLR 2020. Section 3.1.
 """
 
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_opt.bounds.gradients import (
-    Estimate,
-    MeanLoss,
-    check_finite,
-    checked_points,
-    prepare,
-)
-from fedjax_opt.core import Model, Variables, checks
+from fedjax_opt.bounds.gradients import Estimate, MeanLoss, check_finite, checked_points, prepare
+from fedjax_opt.core import ClientData, Model, Variables, checks
 
 # With so few parameters the matrix is built: Lanczos' method would take as many products.
 _DENSE = 64
@@ -92,7 +85,7 @@ class Heterogeneity(NamedTuple):
 
 def estimate_curvature(
     model: Model,
-    data: Any,
+    data: ClientData,
     variables: Variables | Sequence[Variables],
     *,
     per_client: bool = True,
@@ -103,15 +96,14 @@ def estimate_curvature(
 ) -> Curvature:
     """L and mu from the extreme eigenvalues of Hessians, by Lanczos' method without a matrix.
 
-    The residual of an eigenvalue theta with unit vector v is ||H v - theta v||. But for rounding, the
-    largest eigenvalue at these points is never below the estimate, and the smallest never above.
-
-    Where the Hessian changes with x, as it does for all but quadratic losses, the L of a whole region is
-    at least this one, and its mu at most: look at several points, such as a run's models.
+    But for rounding, the largest eigenvalue at these points is never below the estimate, and the
+    smallest never above. Where the Hessian changes with x, as it does for all but quadratic losses, the
+    L of a whole region is at least this one, and its mu at most: look at several points, such as a run's
+    models.
 
     Args:
       model: the model, called with `key=None`; its state is held fixed.
-      data: a `ClientData`.
+      data: the clients' data.
       variables: the point to look at, or a list of points.
       per_client: look at every client's f_c, of which the papers assume smoothness and convexity, one
         client after the other; otherwise at F, which is cheaper, and at most as curved.
@@ -132,12 +124,9 @@ def estimate_curvature(
     points = checked_points(variables)
     problem = prepare(model, data, weighting, chunk_size)
 
-    def losses(point):
-        if not per_client:
-            return [problem.of_all(point)]
-        return [problem.of_client(point, c) for c in range(problem.num_clients)]
-
-    found = [[_ends(loss, loss.start, tolerance, seed) for loss in losses(x)] for x in points]
+    clients = range(len(problem.sizes)) if per_client else [None]
+    means = [[problem.mean(point, client) for client in clients] for point in points]
+    found = [[_ends(mean, mean.start, tolerance, seed) for mean in row] for row in means]
     values, residuals = np.moveaxis(np.array(found), (-2, -1), (1, 0))  # [ends, points, N] each
     smallest, largest = map(Estimate, values, residuals)
     axes = ("point", "client") if per_client else ("point",)
@@ -155,6 +144,7 @@ def _at(estimate, which):
 
 def _ends(loss: MeanLoss, x, tolerance, seed):
     """The smallest and the largest eigenvalue of the Hessian at x, each with its residual, `[2, 2]`."""
+    from scipy.sparse import linalg  # here, so that importing the package does not wait for it
 
     def product(v):
         return loss.product(x, v)
@@ -168,7 +158,6 @@ def _ends(loss: MeanLoss, x, tolerance, seed):
             return _UNKNOWN, _UNKNOWN
         values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
         return judged(values[0], vectors[:, 0]), judged(values[-1], vectors[:, -1])
-    linalg = _scipy().sparse.linalg
     start = np.random.default_rng(seed).standard_normal(len(x))
     image = product(start)
     if not np.isfinite(image).all():
@@ -178,7 +167,8 @@ def _ends(loss: MeanLoss, x, tolerance, seed):
 
     def top(function):
         """The eigenvalue of the largest magnitude."""
-        operator = linalg.LinearOperator((len(x), len(x)), matvec=function, dtype=np.float64)
+        make: Any = linalg.LinearOperator  # the stub does not know its arguments
+        operator = make((len(x), len(x)), matvec=function, dtype=np.float64)
         values, vectors = linalg.eigsh(operator, k=1, which="LM", v0=start, tol=tolerance)
         return values[0], vectors[:, 0]
 
@@ -192,7 +182,7 @@ def _ends(loss: MeanLoss, x, tolerance, seed):
 
 def estimate_minimum(
     model: Model,
-    data: Any,
+    data: ClientData,
     variables: Variables,
     *,
     weighting: str = "samples",
@@ -211,7 +201,7 @@ def estimate_minimum(
 
     Args:
       model: the model, called with `key=None`; its state is held fixed.
-      data: a `ClientData`.
+      data: the clients' data.
       variables: where to start.
       weighting: the p_c, by 'samples' or 'uniform'.
       strong_convexity: a known mu, such as the factor of a quadratic penalty; by default the smallest
@@ -231,14 +221,14 @@ def estimate_minimum(
       >>> np.allclose(found.variables.params["x"], optimum, atol=1e-5)
       True
     """
-    search = _Search(strong_convexity, lower_bound, tolerance, max_steps, seed).checked()
+    search = _search(strong_convexity, lower_bound, tolerance, max_steps, seed)
     (start,) = checked_points([variables])
-    return search.minimum(prepare(model, data, weighting, chunk_size).of_all(start))
+    return search(prepare(model, data, weighting, chunk_size).mean(start))
 
 
 def estimate_heterogeneity(
     model: Model,
-    data: Any,
+    data: ClientData,
     variables: Variables,
     *,
     weighting: str = "samples",
@@ -255,17 +245,9 @@ def estimate_heterogeneity(
     large, never too small: that of F lowers Gamma, those of the f_c raise it.
 
     Args:
-      model: the model, called with `key=None`; its state is held fixed.
-      data: a `ClientData`.
-      variables: where to start.
-      weighting: the p_c, by 'samples' or 'uniform'.
-      strong_convexity: a known mu of every f_c, such as the factor of a quadratic penalty; by default
-        the smallest eigenvalue of the Hessian at the point found.
-      lower_bound: a known lower bound of the loss, such as 0 for cross-entropy.
-      tolerance: the gradient's norm is to fall by this factor.
-      max_steps: of Newton's method.
-      chunk_size: the examples whose losses are computed at once.
-      seed: of Lanczos' method.
+      model, data, variables, weighting, chunk_size, seed: as for `estimate_minimum`.
+      strong_convexity: a known mu of every f_c; by default it is estimated for each.
+      lower_bound, tolerance, max_steps: of every minimum, as for `estimate_minimum`.
 
     Example:
       Clients that agree on the optimum:
@@ -277,22 +259,15 @@ def estimate_heterogeneity(
       >>> bool(found.gap.value < 1e-6)
       True
     """
-    search = _Search(strong_convexity, lower_bound, tolerance, max_steps, seed).checked()
+    search = _search(strong_convexity, lower_bound, tolerance, max_steps, seed)
     (start,) = checked_points([variables])
     problem = prepare(model, data, weighting, chunk_size)
-    minimum = search.minimum(problem.of_all(start))
+    minimum = search(problem.mean(start))
     assert minimum.variables is not None
-    found = [
-        search.minimum(problem.of_client(minimum.variables, c)) for c in range(problem.num_clients)
-    ]
+    found = [search(problem.mean(minimum.variables, c)) for c in range(len(problem.sizes))]
     loss, norm, mu, steps, _ = zip(*found, strict=True)
-    clients = Minimum(
-        Estimate(*np.array(loss).T),
-        np.array(norm),
-        Estimate(*np.array(mu).T),
-        np.array(steps),
-        None,
-    )
+    loss, mu = (Estimate(*np.array(estimates).T) for estimates in (loss, mu))
+    clients = Minimum(loss, np.array(norm), mu, np.array(steps), None)
     gap = minimum.loss.value - problem.weights @ clients.loss.value
     below = problem.weights @ clients.loss.residual
     # Gamma is not negative, except by rounding: the clients start where F is smallest.
@@ -300,86 +275,61 @@ def estimate_heterogeneity(
     return Heterogeneity(gap, minimum, clients)
 
 
-class _Search(NamedTuple):
-    """How to look for a minimum, and what is known of it beforehand."""
+def _search(
+    strong_convexity: float | None, lower_bound: float, tolerance: float, max_steps: int, seed: int
+) -> Callable[[MeanLoss], Minimum]:
+    """How to find the minimum of one objective, from where it stands, with what is known beforehand."""
+    if strong_convexity is not None:
+        checks.number("strong_convexity", strong_convexity, low=0.0, open_low=True)
+    checks.number("lower_bound", lower_bound, open_high=True)
+    checks.number("tolerance", tolerance, low=0.0)
+    checks.integer("max_steps", max_steps, low=1)
 
-    strong_convexity: float | None
-    lower_bound: float
-    tolerance: float
-    max_steps: int
-    seed: int
-
-    def checked(self) -> "_Search":
-        if self.strong_convexity is not None:
-            checks.number("strong_convexity", self.strong_convexity, low=0.0, open_low=True)
-        checks.number("lower_bound", self.lower_bound, open_high=True)
-        checks.number("tolerance", self.tolerance, low=0.0)
-        checks.integer("max_steps", self.max_steps, low=1)
-        return self
-
-    def minimum(self, mean: MeanLoss) -> Minimum:
-        """The minimum of one objective, and what the gradient and the curvature there prove."""
-        first_loss, first = mean.slope(mean.start)
-        _check_slope(first_loss, first)
-        x, steps = self._descend(mean, np.linalg.norm(first))
-        loss, gradient = mean.slope(x)
-        _check_slope(loss, gradient)
+    def minimum(mean: MeanLoss) -> Minimum:
+        first_loss, first = _finite_slope(mean, mean.start)
+        small = tolerance * float(np.linalg.norm(first))
+        x, steps = _descend(mean, small, max_steps) if first.any() else (mean.start, 0)
+        loss, gradient = _finite_slope(mean, x)
         # So little below is rounding.
-        if loss < self.lower_bound - 1e-5 * abs(first_loss):
+        if loss < lower_bound - 1e-5 * abs(first_loss):
             raise ValueError(
                 f"lower_bound must be a lower bound of the mean loss, which fell to {loss}, got"
-                f" {self.lower_bound!r}."
+                f" {lower_bound!r}."
             )
-        if self.strong_convexity is None:
-            mu = Estimate(*_ends(mean, x, 1e-5, self.seed)[0])
+        if strong_convexity is None:
+            mu = Estimate(*_ends(mean, x, 1e-5, seed)[0])
         else:
-            mu = Estimate(float(self.strong_convexity), 0.0)
+            mu = Estimate(float(strong_convexity), 0.0)
         norm = np.linalg.norm(gradient)
-        below = min(_proven(norm**2 / 2, mu), max(loss - self.lower_bound, 0.0))
+        below = min(_proven(norm**2 / 2, mu), max(loss - lower_bound, 0.0))
         return Minimum(Estimate(loss, below), norm, mu, steps, mean.at(x))
 
-    def _descend(self, mean, first_norm):
-        """Where Newton-CG ends, and after how many steps."""
-        if first_norm == 0:
-            return mean.start, 0
-        seen = {}
-
-        def slope(x):
-            loss, gradient = mean.slope(x)
-            seen.update(x=x.copy(), norm=np.linalg.norm(gradient))
-            return loss, gradient
-
-        def stop(intermediate_result):
-            x = intermediate_result.x
-            if not np.array_equal(x, seen["x"]):
-                slope(x)
-            if seen["norm"] <= self.tolerance * first_norm:
-                raise StopIteration
-
-        found = _scipy().optimize.minimize(
-            slope, mean.start, jac=True, hessp=mean.product, method="Newton-CG", callback=stop,
-            options={"maxiter": self.max_steps, "xtol": 0.0},
-        )  # fmt: skip
-        return found.x, found.nit
+    return minimum
 
 
-def _check_slope(loss, gradient):
+def _descend(mean: MeanLoss, small: float, max_steps: int) -> tuple[np.ndarray, int]:
+    """Where Newton-CG ends, and after how many steps: once the gradient is as small as asked."""
+    from scipy import optimize
+
+    def stop(intermediate_result):
+        if np.linalg.norm(mean.slope(intermediate_result.x)[1]) <= small:
+            raise StopIteration
+
+    found = optimize.minimize(
+        mean.slope, mean.start, jac=True, hessp=mean.product, method="Newton-CG", callback=stop,
+        options={"maxiter": max_steps, "xtol": 0.0},
+    )  # fmt: skip
+    return found.x, found.nit
+
+
+def _finite_slope(mean, x):
+    loss, gradient = mean.slope(x)
     check_finite("The mean loss", loss, ())
     check_finite("The norm of the gradient", np.linalg.norm(gradient), ())
+    return loss, gradient
 
 
 def _proven(bound: Any, mu: Estimate) -> Any:
     """bound / mu, for the least mu that is likely; infinite where it is not positive."""
     least = mu.value - mu.residual
     return np.where(least > 0, bound / np.where(least > 0, least, 1), np.inf)[()]
-
-
-def _scipy() -> ModuleType:
-    try:
-        import scipy.optimize
-        import scipy.sparse.linalg
-    except ImportError as error:
-        raise ImportError(
-            "Estimators of L, mu, F* and Gamma need scipy: pip install 'fedjax_opt[bounds]'."
-        ) from error
-    return scipy

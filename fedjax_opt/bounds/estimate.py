@@ -21,7 +21,7 @@ from fedjax_opt.bounds.gradients import (
     estimate_noise,
     prepare,
 )
-from fedjax_opt.core import Model, Variables, checks
+from fedjax_opt.core import ClientData, Model, Variables, checks
 from fedjax_opt.core.tables import table_lines
 
 _MEANING = {
@@ -63,18 +63,10 @@ class EstimatedConstants(NamedTuple):
     def describe(self) -> str:
         """A table of the constants, their residuals and what these are."""
         head = ("constant", "", "value", "residual", "which is")
-        rows = [
-            (
-                name,
-                symbol,
-                f"{getattr(self.constants, name):.6g}",
-                f"{self.residuals[name]:.2g}",
-                what,
-            )
-            if name in self.residuals
-            else (name, symbol, f"{getattr(self.constants, name):.6g}", "", "")
-            for name, (symbol, what) in _MEANING.items()
-        ]
+        rows = []
+        for name, (symbol, what) in _MEANING.items():
+            residual = f"{self.residuals[name]:.2g}" if name in self.residuals else ""
+            rows.append((name, symbol, f"{getattr(self.constants, name):.6g}", residual, what))
         lines = table_lines(head, rows, text_columns=(0, 1, 4))
         failing = [name for name, holds in self.assumptions.items() if not holds]
         return "\n".join(lines + [f"does not hold: {name}" for name in failing])
@@ -82,7 +74,7 @@ class EstimatedConstants(NamedTuple):
 
 def estimate_constants(
     model: Model,
-    data: Any,
+    data: ClientData,
     variables: Variables,
     *,
     batch_size: int,
@@ -110,19 +102,16 @@ def estimate_constants(
 
     Args:
       model: the model, called with `key=None`; its state is held fixed.
-      data: a `ClientData`.
+      data: the clients' data.
       variables: x_1, where training starts.
       batch_size: B.
       cohort_size: the clients in a round.
       points: further models to look at, such as some of a run's.
       weighting: the p_c, by 'samples' or 'uniform'.
-      batching: how a run would draw minibatches, in 'shuffled' epochs or with 'replacement'.
       per_client: take L and mu over every client's f_c, as the bounds assume; otherwise of F alone.
-      samples: how many rows of each client to look at for the noise; all of them by default.
+      batching, samples: how noise is looked at, as for `estimate_noise`.
       strong_convexity: a known mu of every f_c, such as the factor of a quadratic penalty.
-      lower_bound: a known lower bound of the loss, such as 0 for cross-entropy.
-      tolerance: in a minimum, the gradient's norm is to fall by this factor.
-      max_steps: of Newton's method, for a minimum.
+      lower_bound, tolerance, max_steps: of the minima, as for `estimate_minimum`.
       chunk_size: the examples whose losses are computed at once.
       seed: of Lanczos' method and of the sample.
 
@@ -166,7 +155,7 @@ def estimate_constants(
     if strong_convexity is not None:
         mu = Estimate(float(strong_convexity), 0.0)
     problem = prepare(model, data, weighting, chunk_size)
-    start, end = (problem.of_all(point).start for point in (variables, minimum.variables))
+    start, end = (problem.mean(point).start for point in (variables, minimum.variables))
     backed = {
         "smoothness": curvature.smoothness,
         "strong_convexity": mu,

@@ -131,11 +131,7 @@ def fedacg_nonconvex(
     (local steps), 'momentum and sampling' and 'noise'.
 
     Args:
-      constants: the problem's `FedACGConstants`.
-      scale: C > 0.
-      momentum: lambda, in [0, 1).
-      local_steps: K.
-      rounds: t + 1.
+      constants, scale, momentum, local_steps, rounds: as for `fedacg_learning_rate`.
 
     Example:
       >>> import fedjax_opt as fo
@@ -218,9 +214,8 @@ def fedacg_convex_main_text(
     beta = L sqrt(lambda/(1-lambda)). That is never allowed: it would need lambda (1-lambda) >= 1.
 
     Args:
-      constants: the problem's `FedACGConstants`.
+      constants, rounds: as for `fedacg_convex`.
       momentum: lambda, in (0, 1).
-      rounds: T.
 
     Returns:
       A `Bound`; its assumption 'beta >= L/(1-lambda)' is always violated.
@@ -245,9 +240,7 @@ def fedacg_optimal_proximal_weight(
     whenever M <= L^2 ||x_0 - x*||^2, as for clients that agree on x*.
 
     Args:
-      constants: the problem's `FedACGConstants`, with ||x_0 - x*|| > 0.
-      momentum: lambda, in [0, 1).
-      rounds: T.
+      constants, momentum, rounds: as for `fedacg_convex`, with ||x_0 - x*|| > 0.
 
     Returns:
       An `Optimum`: the allowed beta, the one without the condition, and the `Bound`.

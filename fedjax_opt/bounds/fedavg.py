@@ -54,8 +54,7 @@ from fedjax_opt.bounds.theorem import (
 class FedAvgConstants(NamedTuple):
     """What the bounds of FedAvg with decaying local steps know of a problem.
 
-    Numbers, or arrays of one shape for many problems at once. Clients c have the objective f_c and the
-    weight p_c, and F is the weighted mean of the f_c.
+    Numbers, or arrays of one shape for many problems at once; F is the mean of the f_c, weighted by p_c.
 
     Attributes:
       smoothness: L > 0, for which every f_c is L-smooth.
@@ -244,9 +243,7 @@ def best_local_steps(
     bound's difference from K to K + 1, it is K + 1 if and only if K*^3 > K (K + 1/2) (K + 1).
 
     Args:
-      constants: the problem's `FedAvgConstants`.
-      learning_rate: eta > 0.
-      budget: the `Rounds` or `Seconds`.
+      constants, learning_rate, budget: as for `optimal_local_steps`.
 
     Returns:
       An `Optimum`, whose value is a float that is a whole number.
@@ -347,10 +344,8 @@ def _round_and_step(budget):
 
 def _iterations(budget, steps):
     """T, the local steps that the budget lasts for."""
-    if isinstance(budget, Rounds):
-        return steps * budget.rounds
-    link = budget.link
-    return budget.seconds / (link.communication_seconds / steps + link.seconds_per_step)
+    a_round, a_step = _round_and_step(budget)
+    return 1 / (a_round / steps + a_step)
 
 
 def _schedule(steps):

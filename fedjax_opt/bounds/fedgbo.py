@@ -156,11 +156,8 @@ def fedgbo_corollary(
     for T~, and so a little lower.
 
     Args:
-      constants: the problem's `FedGBOConstants`.
+      constants, momentum, local_steps, rounds: as for `fedgbo`.
       scale: C > 0.
-      momentum: beta, in [0, 1).
-      local_steps: K.
-      rounds: T.
 
     Returns:
       A `Bound`. Among its assumptions is that the difference to Theorem 1 is below a hundredth.
@@ -197,10 +194,7 @@ def fedgbo_momentum(
     `2 (R^2 + eta~^2 Y)/(1-beta)^2`, with the terms 'gradient' and 'perturbation'.
 
     Args:
-      constants: the problem's `FedGBOConstants`; the losses do not matter.
-      pseudo_learning_rate: eta~ > 0; see `fedgbo_pseudo_learning_rate`.
-      momentum: beta, in [0, 1).
-      local_steps: K.
+      constants, pseudo_learning_rate, momentum, local_steps: as for `fedgbo`; losses do not matter.
       normalised: whether m is the mean that `optimizers.sgdm` keeps, (1-beta) times the paper's sum.
 
     Example:
@@ -234,9 +228,7 @@ def fedgbo_perturbation(
     false where beta > 0.
 
     Args:
-      constants: the problem's `FedGBOConstants`; the losses do not matter.
-      pseudo_learning_rate: eta~ > 0; see `fedgbo_pseudo_learning_rate`.
-      local_steps: K.
+      constants, pseudo_learning_rate, local_steps: as for `fedgbo`; losses do not matter.
       gradient_norm_squared: E||g_t||^2, of the cohort's mean gradient at x; None for its bound R^2.
       momentum_norm_squared: `||beta m_{t-1}||^2`, m being the sum of gradients: for `optimizers.sgdm` it
         is `||beta m/(1-beta)||^2`.
@@ -272,10 +264,7 @@ def fedgbo_optimal_learning_rate(
     one positive root; Newton's method on log u finds it to rounding.
 
     Args:
-      constants: the problem's `FedGBOConstants`, with F(x_0) > F* and R > 0.
-      momentum: beta, in [0, 1).
-      local_steps: K.
-      rounds: T.
+      constants, momentum, local_steps, rounds: as for `fedgbo`, with F(x_0) > F* and R > 0.
 
     Returns:
       An `Optimum`: eta~, and the `Bound` there. Nothing limits it, so `unconstrained` is the same.

@@ -135,9 +135,7 @@ def ghbm_cyclic_deviation(
     clients only where the second assumption holds.
 
     Args:
-      constants: the problem's `GHBMConstants`.
-      tau: rounds, positive.
-      gradient_norm_squared: ||grad f||^2.
+      constants, tau, gradient_norm_squared: as for `ghbm_momentum_deviation`.
 
     Example:
       >>> import fedjax_opt as fo
@@ -258,9 +256,7 @@ def ghbm_step_sizes(
     1/sqrt(beta |S|), (beta^3 |S| J)^(-1/4)}`.
 
     Args:
-      constants: the problem's `GHBMConstants`, with f(x_0) > f*.
-      local_steps: J, the local steps in a round.
-      rounds: T.
+      constants, local_steps, rounds: as for `ghbm_rate`, with f(x_0) > f*.
       first_gradients_squared: G_tau, the largest over the first tau rounds of the mean of
         E||grad f_i||^2 over the clients of the round.
 

@@ -36,7 +36,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
-from fedjax_opt.core import Model, Objective, Variables, checks, trees
+from fedjax_opt.core import ClientData, Model, Objective, Variables, checks, trees
 
 # How many numbers the gradients of the examples that are held at once may be together.
 _ROOM = 2**24
@@ -99,7 +99,7 @@ class Dissimilarity(NamedTuple):
 
 def estimate_noise(
     model: Model,
-    data: Any,
+    data: ClientData,
     variables: Variables | Sequence[Variables],
     *,
     batch_size: int,
@@ -116,7 +116,7 @@ def estimate_noise(
 
     Args:
       model: the model, called with `key=None`, one example at a time.
-      data: a `ClientData`.
+      data: the clients' data.
       variables: the point to look at, or a list of points, of which each client's largest value counts.
       batch_size: B.
       batching: how a run would draw minibatches, in 'shuffled' epochs or with 'replacement'.
@@ -140,25 +140,21 @@ def estimate_noise(
     """
     check_sampling(batch_size, batching, samples)
     points = checked_points(variables)
-    problem = prepare(model, data, weighting, chunk_size)
-    rng = np.random.default_rng(seed)
-    found = [
-        [_scatter(problem.of_client(point, c), rng, samples) for c in range(problem.num_clients)]
-        for point in points
-    ]
+    problem, rng = prepare(model, data, weighting, chunk_size), np.random.default_rng(seed)
+    clients = range(len(problem.sizes))
+    found = [[_scatter(problem, point, c, rng, samples) for c in clients] for point in points]
     mean, error, largest = np.moveaxis(np.array(found), -1, 0)  # each [points, N]
     check_finite("The norm of the gradient of an example", largest, ("point", "client"))
     share = _share(problem.sizes.astype(float), batch_size, batching)
-    at, every = np.argmax(mean, axis=0), np.arange(problem.num_clients)
-    clients = Estimate(share * mean[at, every], share * error[at, every])
-    squares = problem.weights**2
-    weighted = Estimate(
-        np.sum(squares * clients.value),
-        np.linalg.norm(squares * clients.residual),  # those of samples are independent
-    )
-    worst = np.argmax(clients.value)
+    at = np.argmax(mean, axis=0), clients
+    each = Estimate(share * mean[at], share * error[at])
+    squares, worst = problem.weights**2, np.argmax(each.value)
     return Noise(
-        weighted, Estimate(clients.value[worst], clients.residual[worst]), clients, largest.max()
+        # The errors of samples are independent.
+        weighted=Estimate(squares @ each.value, np.linalg.norm(squares * each.residual)),
+        largest=Estimate(each.value[worst], each.residual[worst]),
+        clients=each,
+        example_gradient=largest.max(),
     )
 
 
@@ -170,18 +166,19 @@ def check_sampling(batch_size: int, batching: str, samples: int | None) -> None:
         checks.integer("samples", samples, low=2)
 
 
-def _scatter(loss: "MeanLoss", rng, samples):
+def _scatter(problem, variables, client, rng, samples):
     """The mean of ||g_j - grad f_c||^2, two standard errors of it, and the largest ||g_j||."""
-    rows = loss.rows if samples is None else rng.permutation(loss.rows)[:samples]
-    centre = loss.slope(loss.start)[1]
-    chunk = max(min(loss.problem.chunk_size, _ROOM // len(centre)), 1)
+    mean_loss, size = problem.mean(variables, client), problem.sizes[client]
+    rows = problem.offsets[client] + np.arange(size)
+    rows = rows if samples is None else rng.permutation(rows)[:samples]
+    centre = mean_loss.slope(mean_loss.start)[1]
+    chunk = max(min(problem.chunk_size, _ROOM // len(centre)), 1)
     # The last chunk is filled up with rows that are seen already: one shape is one program.
     filled = np.resize(rows, -(-len(rows) // chunk) * chunk).reshape(-1, chunk)
-    distances, norms = np.concatenate(
-        [loss.distances(part, centre) for part in filled], axis=1
-    )[:, : len(rows)]  # fmt: skip
+    found = [_distances(problem.model, problem.examples, variables, r, centre) for r in filled]
+    distances, norms = np.concatenate(found, axis=1, dtype=np.float64)[:, : len(rows)]
     # Of a finite population, without replacement: nothing is uncertain once all of it is seen.
-    unseen = 1 - len(rows) / len(loss.rows)
+    unseen = 1 - len(rows) / size
     error = 2 * np.sqrt(distances.var(ddof=1) / len(rows) * unseen) if unseen else 0.0
     return distances.mean(), error, norms.max()
 
@@ -201,7 +198,7 @@ def _share(n: np.ndarray, batch_size: int, batching: str) -> np.ndarray:
 
 def estimate_dissimilarity(
     model: Model,
-    data: Any,
+    data: ClientData,
     variables: Variables | Sequence[Variables],
     *,
     weighting: str = "samples",
@@ -215,7 +212,7 @@ def estimate_dissimilarity(
 
     Args:
       model: the model, called with `key=None`; its state is held fixed.
-      data: a `ClientData`.
+      data: the clients' data.
       variables: the point to look at, or a list of points.
       weighting: the p_c, by 'samples' or 'uniform'.
       chunk_size: the examples whose losses are computed at once.
@@ -231,8 +228,8 @@ def estimate_dissimilarity(
     """
     points = checked_points(variables)
     problem = prepare(model, data, weighting, chunk_size)
-    steep, spread, norms, losses = zip(*(_at_point(problem, x) for x in points), strict=True)
-    steep, spread, norms, losses = map(np.array, (steep, spread, norms, losses))
+    found = zip(*(_at_point(problem, x) for x in points), strict=True)
+    steep, spread, norms, losses = map(np.array, found)
     check_finite("The mean loss", losses, ("point", "client"))
     check_finite("The norm of the gradient", norms, ("point", "client"))
     offset, slope = _closest_line(steep**2, spread)
@@ -247,7 +244,7 @@ def _at_point(problem, variables):
     """||grad F||, sum_c p_c ||grad f_c - grad F||^2, and the clients' gradient norms and losses."""
     mean, spread, seen, norms, losses = 0.0, 0.0, 0.0, [], []
     for client, weight in enumerate(problem.weights):
-        loss = problem.of_client(variables, client)
+        loss = problem.mean(variables, client)
         value, gradient = loss.slope(loss.start)
         norms.append(np.linalg.norm(gradient))
         losses.append(value)
@@ -265,12 +262,11 @@ def _closest_line(squares: np.ndarray, spread: np.ndarray) -> tuple[float, float
     For a given B, the least G^2 is max_p (spread_p - (B^2 - 1) squares_p), or 0. The mean distance is
     then convex and piecewise linear in B^2: it is least where two points, or a point and G = 0, meet.
     """
-    rise = spread[:, None] - spread[None]
-    run = squares[:, None] - squares[None]
-    meeting = np.where(run != 0, rise / np.where(run != 0, run, 1), 0).ravel()
-    through_zero = np.where(squares > 0, spread / np.where(squares > 0, squares, 1), 0)
-    slopes = np.sort(np.maximum(np.concatenate([[0.0], meeting, through_zero]), 0))
-    above = spread[None] - slopes[:, None] * squares[None]
+    rise, run = (np.subtract.outer(x, x).ravel() for x in (spread, squares))
+    rise, run = np.append(rise, spread), np.append(run, squares)
+    meeting = np.where(run != 0, rise / np.where(run != 0, run, 1), 0)
+    slopes = np.sort(np.maximum(meeting, 0))
+    above = spread - slopes[:, None] * squares
     offsets = np.maximum(np.max(above, axis=1), 0)
     best = np.argmin(offsets + slopes * np.mean(squares))  # the first: the least B, if several are
     return offsets[best], 1 + slopes[best]
@@ -289,39 +285,27 @@ class Problem(NamedTuple):
     sizes: np.ndarray
     weights: np.ndarray
 
-    @property
-    def num_clients(self) -> int:
-        """N."""
-        return len(self.sizes)
-
-    def of_client(self, variables: Variables, client: int) -> "MeanLoss":
-        """f_c around a point."""
-        one = slice(client, client + 1)
-        return MeanLoss(self, variables, self.offsets[one], self.sizes[one], np.ones(1))
-
-    def of_all(self, variables: Variables) -> "MeanLoss":
-        """F around a point."""
-        return MeanLoss(self, variables, self.offsets, self.sizes, self.weights)
+    def mean(self, variables: Variables, client: int | None = None) -> "MeanLoss":
+        """F around a point, or f_c of one client."""
+        clients = self.offsets, self.sizes, self.weights
+        if client is not None:
+            clients = self.offsets[[client]], self.sizes[[client]], np.ones(1)
+        return MeanLoss(*self[:3], variables, tuple(map(jnp.asarray, clients)))
 
 
 class MeanLoss(NamedTuple):
     """A weighted mean of clients' losses, as a function of one vector of parameters, for SciPy."""
 
-    problem: Problem
+    model: Model
+    chunk_size: int
+    examples: Any
     variables: Variables
-    offsets: np.ndarray
-    sizes: np.ndarray
-    weights: np.ndarray
+    clients: tuple[jax.Array, ...]
 
     @property
     def start(self) -> np.ndarray:
         """The parameters as one vector."""
         return np.asarray(_vector(self.variables.params), np.float64)
-
-    @property
-    def rows(self) -> np.ndarray:
-        """The rows of the first client."""
-        return self.offsets[0] + np.arange(self.sizes[0])
 
     def at(self, x: np.ndarray) -> Variables:
         """The variables with the parameters x."""
@@ -329,27 +313,16 @@ class MeanLoss(NamedTuple):
 
     def slope(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """The mean loss and its gradient."""
-        loss, gradient = _slope(*self._arguments, jnp.asarray(x))
+        loss, gradient = _slope(*self, jnp.asarray(x))
         return float(loss), np.asarray(gradient, np.float64)
 
     def product(self, x: np.ndarray, direction: np.ndarray) -> np.ndarray:
         """The Hessian at x times a direction."""
-        given = jnp.asarray(x), jnp.asarray(np.ravel(direction))
-        return np.asarray(_product(*self._arguments, *given), np.float64)
-
-    def distances(self, rows: np.ndarray, centre: np.ndarray) -> np.ndarray:
-        """Of each row's gradient: its squared distance to the centre, and its norm, `[2, rows]`."""
-        model, _, examples, variables, _ = self._arguments
-        found = _distances(model, examples, variables, jnp.asarray(rows), jnp.asarray(centre))
+        found = _product(*self, jnp.asarray(x), jnp.asarray(np.ravel(direction)))
         return np.asarray(found, np.float64)
 
-    @property
-    def _arguments(self):
-        clients = self.offsets, self.sizes, self.weights
-        return (*self.problem[:3], self.variables, tuple(map(jnp.asarray, clients)))
 
-
-def prepare(model: Model, data: Any, weighting: str, chunk_size: int) -> Problem:
+def prepare(model: Model, data: ClientData, weighting: str, chunk_size: int) -> Problem:
     """The problem, checked."""
     checks.choice("weighting", weighting, ("samples", "uniform"))
     chunk_size = checks.integer("chunk_size", chunk_size, low=1)
@@ -362,8 +335,9 @@ def prepare(model: Model, data: Any, weighting: str, chunk_size: int) -> Problem
         )
     examples = jax.tree.map(jnp.asarray, data.examples)
     counts = sizes if weighting == "samples" else np.ones(len(sizes))
-    weights = counts / counts.sum()
-    return Problem(model, min(chunk_size, int(sizes.max())), examples, offsets, sizes, weights)
+    return Problem(
+        model, min(chunk_size, int(sizes.max())), examples, offsets, sizes, counts / counts.sum()
+    )
 
 
 def checked_points(variables: Variables | Sequence[Variables]) -> list[Variables]:
@@ -395,13 +369,17 @@ def check_finite(what: str, values: ArrayLike, axes: tuple[str, ...]) -> None:
 
 def _vector(tree):
     """All leaves in one vector, in float32 at least."""
-    return ravel_pytree(jax.tree.map(lambda x: x.astype(trees.sum_dtype(x.dtype)), tree))[0]
+    return ravel_pytree(_wide(tree))[0]
 
 
 def _tree(like, x):
-    wide, unravel = ravel_pytree(jax.tree.map(lambda x: x.astype(trees.sum_dtype(x.dtype)), like))
+    wide, unravel = ravel_pytree(_wide(like))
     found = unravel(x.astype(wide.dtype))
     return jax.tree.map(lambda new, old: new.astype(old.dtype), found, like)
+
+
+def _wide(tree):
+    return jax.tree.map(lambda x: x.astype(trees.sum_dtype(x.dtype)), tree)
 
 
 @partial(jax.jit, static_argnames="chunk_size")

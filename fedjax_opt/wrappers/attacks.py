@@ -43,7 +43,7 @@ def sign_flip(algorithm: Algorithm, clients: Any, scale: Any = 1.0) -> Algorithm
       distributed learning from heterogeneous datasets. AAAI 2019.
     """
     scale = checks.number("scale", scale, low=0.0, open_low=True)
-    return _everywhere(algorithm, clients, Partial(_flipped, scale))
+    return _everywhere(algorithm, clients, Partial(_scaled, -1.0 * scale))
 
 
 def scaling(algorithm: Algorithm, clients: Any, factor: Any) -> Algorithm:
@@ -149,25 +149,27 @@ def _listed(clients: Any) -> Any:
 
 def _finish(finish, clients, function, local, context):
     upload, state = finish(local, context)
-    if context.id is None:  # shapes alone are asked for, by the costs of an upload
-        return upload, state
-    honest = upload.inner if isinstance(upload, Coded) else upload
-    # Apart from the key that a codec around or inside of the attack rounds with.
-    false = function(honest, jax.random.fold_in(context.key, 1))
-    checks.same_structure("function(upload, key)", false, honest, "what clients upload")
-    sent = trees.select(_attacks(clients, context.id), false, honest)
-    return upload.changed(sent) if isinstance(upload, Coded) else sent, state
+    return _sent(upload, context, 1, "function(upload, key)", clients, function), state
 
 
 def _probe(probe, clients, function, message, client, probe_data):
     report = probe(message, client, probe_data)
-    if probe_data.id is None:  # shapes alone are asked for
-        return report
-    honest = report.shared if isinstance(report, Kept) else report
-    false = function(honest, jax.random.fold_in(probe_data.key, 2))
-    checks.same_structure("report_function(report, key)", false, honest, "what clients report")
-    sent = trees.select(_attacks(clients, probe_data.id), false, honest)
-    return Kept(sent, report.own) if isinstance(report, Kept) else sent
+    return _sent(report, probe_data, 2, "report_function(report, key)", clients, function)
+
+
+def _sent(honest, who, number, name, clients, function):
+    """What a client sends in place of what it found; `who` has its id and its key."""
+    if who.id is None:  # shapes alone are asked for, by the costs of an upload
+        return honest
+    if isinstance(honest, Coded):
+        return honest.changed(_sent(honest.inner, who, number, name, clients, function))
+    if isinstance(honest, Kept):  # what stays at home is not sent
+        shared = _sent(honest.shared, who, number, name, clients, function)
+        return honest._replace(shared=shared)
+    # Numbered apart from the keys with which a codec rounds and an honest probe draws.
+    false = function(honest, jax.random.fold_in(who.key, number))
+    checks.same_structure(name, false, honest, "what honest clients send")
+    return trees.select(_attacks(clients, who.id), false, honest)
 
 
 def _attacks(clients, client):
@@ -177,18 +179,11 @@ def _attacks(clients, client):
     return jnp.any(clients == client.astype(clients.dtype))
 
 
-def _flipped(scale, upload, key):
-    del key
-    return trees.scale(-jnp.asarray(scale, jnp.result_type(float)), upload)
-
-
 def _scaled(factor, upload, key):
-    del key
     return trees.scale(factor, upload)
 
 
 def _not_a_number(upload, key):
-    del key
     return jax.tree.map(
         lambda x: jnp.full_like(x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.floating) else x, upload
     )

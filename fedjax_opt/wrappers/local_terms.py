@@ -19,6 +19,15 @@ clipped. Every rule then sees the gradient of the changed objective: FedCM mixes
 control variates hold it. PyTorch's optimisers add weight decay after such corrections instead; for
 that, or to clip after them, put `optax.add_decayed_weights` or `optax.clip_by_global_norm` before
 the triple with `fedjax_opt.optimizers.chain`. The loss that is reported stays the model's own.
+
+References:
+  proximal: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. Federated optimization in heterogeneous
+    networks. MLSys 2020.
+  weight_decay: Krogh, Hertz. A simple weight decay can improve generalization. NeurIPS 1991.
+  max_entropy: Chen, Bhardwaj, Marculescu. FedMAX: mitigating activation divergence for accurate and
+    communication-efficient federated learning. ECML PKDD 2020.
+  contrastive: Li, He, Song. Model-contrastive federated learning. CVPR 2021.
+  clipped: Pascanu, Mikolov, Bengio. On the difficulty of training recurrent neural networks. ICML 2013.
 """
 
 from typing import Any, NamedTuple
@@ -67,10 +76,6 @@ def proximal(algorithm: Algorithm, mu: chex.Numeric) -> Algorithm:
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.proximal(fo.fedgbo(fo.optimizers.sgdm(0.1, 0.9)), mu=0.01)
-
-    Reference:
-      Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. Federated optimization in heterogeneous networks.
-      MLSys 2020.
     """
     mu = checks.number("mu", mu, low=0.0)
     anchored = nested(algorithm, local=_anchored_params)
@@ -90,9 +95,6 @@ def weight_decay(algorithm: Algorithm, rate: chex.Numeric) -> Algorithm:
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.weight_decay(fo.scaffold(fo.optimizers.sgd(0.1)), rate=1e-3)
-
-    Reference:
-      Krogh, Hertz. A simple weight decay can improve generalization. NeurIPS 1991.
     """
     return _with_term(algorithm, Partial(_decayed, checks.number("rate", rate, low=0.0)))
 
@@ -113,10 +115,6 @@ def max_entropy(algorithm: Algorithm, beta: chex.Numeric) -> Algorithm:
 
       >>> import fedjax_opt as fo
       >>> algorithm = fo.max_entropy(fo.fedgbo(fo.optimizers.adam(0.01)), beta=10.0)
-
-    Reference:
-      Chen, Bhardwaj, Marculescu. FedMAX: mitigating activation divergence for accurate and
-      communication-efficient federated learning. ECML PKDD 2020.
     """
     return _with_term(algorithm, Partial(_levelled, checks.number("beta", beta, low=0.0)))
 
@@ -138,9 +136,6 @@ def contrastive(
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.contrastive(fo.fedacg(fo.optimizers.sgd(0.1)), mu=1.0)
-
-    Reference:
-      Li, He, Song. Model-contrastive federated learning. CVPR 2021.
     """
     mu = checks.number("mu", mu, low=0.0)
     temperature = checks.number("temperature", temperature, low=0.0, open_low=True)
@@ -170,9 +165,6 @@ def clipped(algorithm: Algorithm, max_norm: chex.Numeric) -> Algorithm:
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.clipped(fo.fedavg(fo.optimizers.sgd(0.1)), max_norm=10.0)
-
-    Reference:
-      Pascanu, Mikolov, Bengio. On the difficulty of training recurrent neural networks. ICML 2013.
     """
     max_norm = checks.number("max_norm", max_norm, low=0.0, open_low=True)
     return algorithm._replace(step=Partial(_clipped_step, algorithm.step, max_norm))

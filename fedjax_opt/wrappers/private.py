@@ -16,6 +16,7 @@ Reference:
   computing. IEEE Transactions on Parallel and Distributed Systems, 2022.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -113,15 +114,11 @@ def private(
       >>> algorithm = fo.server_optimizer(
       ...     fo.private(fo.fedavg(fo.optimizers.sgd(0.1)), where="state/**"), fo.optimizers.adam(0.01)
       ... )
-
-    Reference:
-      Mills, Hu, Min. Multi-task federated learning for personalised deep neural networks in edge
-      computing. 2022.
     """
     if isinstance(where, Sequence) and not isinstance(where, str) and not where:
         return algorithm
     chosen = Partial(matcher(where))
-    return Algorithm(
+    return algorithm._replace(
         init=Partial(_init, algorithm, chosen),
         init_client=Partial(_init_client, algorithm, chosen),
         broadcast=Partial(_broadcast, algorithm),
@@ -129,11 +126,8 @@ def private(
         start=Partial(_start, algorithm, chosen),
         step=Partial(_step, algorithm),
         finish=Partial(_finish, algorithm, chosen),
-        receive=algorithm.receive,
         server_step=Partial(_server_step, algorithm),
         personal=Partial(_personal, algorithm),
-        aggregate=algorithm.aggregate,
-        runs_on_empty=algorithm.runs_on_empty,
     )
 
 
@@ -217,18 +211,13 @@ def _start(algorithm, chosen, message, client):
 
 def _inside(context, local):
     """The context as the wrapped algorithm knows it, with every hole filled by the client's own."""
-    report, own_report = context.report, context.own_report
-    if isinstance(own_report, Kept):
-        private_part, kept = own_report.own
-        report = _fill(report, private_part)
-        own_report = _fill(own_report.shared, private_part)
-        own_report = own_report if kept is None else Kept(own_report, kept)
-    return context._replace(
-        message=local.message,
-        client=context.client.inner,
-        report=report,
-        own_report=own_report,
-    )
+    report, own = context.report, context.own_report
+    if isinstance(own, Kept):
+        private_part, kept = own.own
+        report, own = _fill(report, private_part), _fill(own.shared, private_part)
+        own = own if kept is None else Kept(own, kept)
+    inner = context.client.inner
+    return context._replace(message=local.message, client=inner, report=report, own_report=own)
 
 
 def _step(algorithm, local, objective, batch, context):
@@ -241,25 +230,16 @@ def _finish(algorithm, chosen, local, context):
     upload, inner_client = algorithm.finish(local.inner, inside)
     if isinstance(upload, Coded):
         raise ValueError(_INSIDE.format("upload=codec"))
-    contribution = upload
-    if algorithm.receive is not None:
-        contribution = algorithm.receive(upload, context.num_steps)
-    contribution = without_markers(contribution)
+    receive = algorithm.receive
+    contribution = upload if receive is None else receive(upload, context.num_steps)
     server, variables = _own_server(algorithm, context.message, context.client)
-    steps = context.num_steps.astype(jnp.result_type(float))
-    own_report = inside.own_report
-    own_report = own_report.shared if isinstance(own_report, Kept) else own_report
+    steps, report = context.num_steps.astype(jnp.result_type(float)), inside.own_report
     situation = Situation(
-        round=context.round,
-        key=context.key,
-        num_clients=1,
-        invited=1,
-        report=own_report,
-        count=1,
-        weight=jnp.ones_like(steps),
-        num_steps=steps,
-    )
-    stepped = algorithm.server_step(server, contribution, situation)
+        context.round, context.key, num_clients=1, invited=1,
+        report=report.shared if isinstance(report, Kept) else report,
+        count=1, weight=jnp.ones_like(steps), num_steps=steps,
+    )  # fmt: skip
+    stepped = algorithm.server_step(server, without_markers(contribution), situation)
     _, patch = _split(stepped, variables, chosen)
     shared, _ = _split(upload, variables, chosen)
     return shared, Client(inner_client, patch)
@@ -293,21 +273,19 @@ def _split(tree: Any, variables: Variables, chosen: Callable[[str, Any], bool]) 
     client's private leaves have theirs.
     """
     mask = jax.tree_util.tree_map_with_path(lambda path, x: bool(chosen(_path(path), x)), variables)
-    like_params = jax.tree.structure(variables.params)
+    masks = {jax.tree.structure(part): part for part in (mask.params, mask)}
+
+    def part(private, node):
+        own = masks.get(jax.tree.structure(node))
+        if own is None:
+            return node
+        return jax.tree.map(lambda own, x: x if own == private else None, own, node)
 
     def is_part(node):
-        return isinstance(node, Variables) or jax.tree.structure(node) == like_params
+        return jax.tree.structure(node) in masks
 
-    def masked(keep_private: bool):
-        def part(node):
-            if isinstance(node, Variables):
-                own = mask
-            elif jax.tree.structure(node) == like_params:
-                own = mask.params
-            else:
-                return node
-            return jax.tree.map(lambda own, x: x if own == keep_private else None, own, node)
-
-        return jax.tree.map(part, tree, is_leaf=is_part)
-
-    return masked(keep_private=False), masked(keep_private=True)
+    shared, own = (
+        jax.tree.map(functools.partial(part, private), tree, is_leaf=is_part)
+        for private in (False, True)
+    )
+    return shared, own

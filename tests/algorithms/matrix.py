@@ -9,12 +9,17 @@ hyperparameters are its own. What constant steps reach on heterogeneous quadrati
              minimum is near whatever the step.
 
 The model of a `uniform` one follows a sum over clients whatever their weights (FedDyn's h).
+What needs its own minibatches or more than one leaf is among the `COMPOSED`, with wrappers around
+algorithms: a composition is an Algorithm, and is asked the same; `limit` is where to ask of its limit.
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+
 import fedjax_opt as fo
+from fedjax_opt import aggregators, compression
 from fedjax_opt import optimizers as opt
 
 
@@ -27,6 +32,7 @@ class Row(NamedTuple):
     uniform: bool = False
     learning_rate: float = 0.04
     rounds: int = 400
+    limit: bool = True
 
 
 FULL = ("full",)
@@ -79,3 +85,52 @@ ROWS = {
         lambda lr: fo.pfedme(opt.sgd(0.05), 15.0, lr, 4, 0.9), biased=True, learning_rate=0.01
     ),
 }
+
+
+def _all_robust(values, weights):
+    """The three robust rules at once: one program where there would be three."""
+    rules = aggregators.coordinate_median, aggregators.trimmed_mean, aggregators.geometric_median
+    parts = [rule()(values, weights) for rule in rules]
+    return jax.tree.map(lambda a, b, c: (a + b + c) / 3, *parts)
+
+
+_B = "params/b"
+# Codes and no top-k: of two classes all entries come in pairs of one magnitude, which ties break as
+# rounding errors will.
+_CODECS: dict[str, Any] = {
+    "upload": compression.chain(compression.uniform(8), companions=compression.exponential(8)),
+    "error_feedback": True,
+}
+COMPOSED = {
+    "per_fedavg": Row(lambda lr: fo.per_fedavg(opt.sgd(lr), 0.3, server_learning_rate=0.9), limit=False),
+    "private(fedgbo)": Row(
+        lambda lr: fo.private(fo.fedgbo(opt.adam(lr, 0.7, 0.9, 0.5)), _B), limit=False
+    ),
+    "private(ghbm)": Row(lambda lr: fo.private(fo.ghbm(opt.sgd(lr), 2, 0.5), _B), limit=False),
+    "contrastive(private(scaffold-1))": Row(
+        lambda lr: fo.contrastive(fo.private(fo.scaffold(opt.sgd(lr), 1), _B), 0.5), limit=False
+    ),
+    "fedyogi(private(mimelite))": Row(
+        lambda lr: fo.server_optimizer(
+            fo.private(fo.mimelite(opt.sgdm(lr, 0.5)), _B), opt.yogi(0.3, eps=0.1)
+        ),
+        limit=False,
+    ),
+    "compressed(scaffold)": Row(
+        lambda lr: fo.compressed(fo.scaffold(opt.sgd(lr)), **_CODECS), limit=False
+    ),
+    "compressed(private(mfl))": Row(
+        lambda lr: fo.compressed(fo.private(fo.mfl(opt.adam(lr, eps=0.1)), _B), **_CODECS), limit=False
+    ),
+    "robust(scaffold)": Row(
+        lambda lr: fo.aggregated(fo.scaffold(opt.sgd(lr), 2, 0.7), _all_robust), limit=False
+    ),
+    "attacked(mime)": Row(
+        lambda lr: fo.attacks.sign_flip(fo.mime(opt.sgdm(lr, 0.5)), [1, 4], 0.5), limit=False
+    ),
+    "decayed, clipped(feddyn)": Row(
+        lambda lr: fo.clipped(fo.weight_decay(fo.feddyn(opt.sgd(lr), 2.0), 0.1), 0.5),
+        uniform=True,
+        limit=False,
+    ),
+}  # fmt: skip

@@ -17,9 +17,6 @@ import fedjax_opt as fo
 from fedjax_opt import optimizers as opt
 from fedjax_opt.core import Objective
 from tests.algorithms import helpers
-from tests.algorithms import test_matrix as matrix
-from tests.algorithms.matrix import Row
-from tests.core import problems
 from tests.oracles import personal as oracle
 from tests.oracles import reference as ref
 
@@ -307,19 +304,36 @@ def test_batch_statistics_of_per_fedavg_are_those_at_the_adapted_model():
     assert int(state.variables.state["rows"]) == 5 + BATCH // 2
 
 
+VALID = {
+    fo.per_fedavg: {"optimizer": opt.sgd(LR), "adaptation_rate": ALPHA},
+    fo.pfedme: {
+        "optimizer": opt.sgd(LR), "regularisation": 1.0, "learning_rate": 0.1, "inner_steps": 2
+    },
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("make", "arguments", "message"),
     [
-        ({"adaptation_rate": -0.1}, r"adaptation_rate must lie in \[0\.0, inf\], got -0\.1"),
-        ({"hessian": "none"}, r"hessian must be one of 'first_order', .* got 'none'"),
-        ({"difference_step": 0.0}, r"difference_step must lie in \(0\.0, inf\], got 0\.0"),
-        ({"server_learning_rate": -1.0}, r"server_learning_rate must lie in .* got -1\.0"),
-        ({"optimizer": 0.1}, r"optimizer must be an optax.GradientTransformation"),
+        (fo.per_fedavg, {"adaptation_rate": -0.1}, r"adaptation_rate must lie in \[0\.0, inf\]"),
+        (
+            fo.per_fedavg,
+            {"hessian": "none"},
+            r"hessian must be one of 'first_order', .* got 'none'",
+        ),
+        (fo.per_fedavg, {"difference_step": 0.0}, r"difference_step must lie in \(0\.0, inf\]"),
+        (fo.per_fedavg, {"server_learning_rate": -1.0}, r"server_learning_rate must lie in .* -1"),
+        (fo.per_fedavg, {"optimizer": 0.1}, r"optimizer must be an optax.GradientTransformation"),
+        (fo.pfedme, {"regularisation": -1.0}, r"regularisation must lie in \[0\.0, inf\], got -1"),
+        (fo.pfedme, {"learning_rate": -1.0}, r"learning_rate must lie in \[0\.0, inf\], got -1"),
+        (fo.pfedme, {"inner_steps": 0}, "inner_steps must be a whole number of at least 1, got 0"),
+        (fo.pfedme, {"inner_steps": 2.0}, r"inner_steps must be a whole number .* got 2\.0"),
+        (fo.pfedme, {"server_learning_rate": -1.0}, r"server_learning_rate must lie in .* -1"),
     ],
 )
-def test_per_fedavg_refuses(arguments, message):
+def test_wrong_arguments_are_refused(make, arguments, message):
     with pytest.raises(ValueError, match=message):
-        fo.per_fedavg(**{"optimizer": opt.sgd(LR), "adaptation_rate": ALPHA, **arguments})
+        make(**{**VALID[make], **arguments})
 
 
 @pytest.mark.parametrize(("hessian", "count"), [("first_order", 2), ("exact", 3)])
@@ -333,27 +347,6 @@ def test_per_fedavg_costs_what_fedavg_does(hessian):
     variables = fo.Variables({"w": jnp.zeros(100)})
     found = fo.costs.of(fo.per_fedavg(opt.sgd(LR), ALPHA, hessian), variables)
     assert found == fo.costs.of(fo.fedavg(opt.sgd(LR)), variables)
-
-
-# The matrix draws minibatches of one example for its limits, which no form can part: no row there.
-ROW = Row(lambda lr: fo.per_fedavg(opt.sgd(lr), 0.3, server_learning_rate=0.9))
-QUESTIONS = (
-    matrix.test_compiles_once_for_changing_steps_cohort_and_learning_rate,
-    matrix.test_float32_and_types_are_stable_in_a_scan_with_a_traced_learning_rate,
-    matrix.test_order_of_the_cohort_changes_nothing,
-    matrix.test_a_client_of_weight_zero_does_not_move_the_model,
-)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ask", QUESTIONS, ids=lambda ask: ask.__name__)
-def test_per_fedavg_answers_the_matrix(ask):
-    ask(ROW)
-
-
-@pytest.mark.slow
-def test_sharded_clients_of_per_fedavg_give_the_same_numbers():
-    matrix.test_every_strategy_gives_the_same_numbers(ROW, "sharded")
 
 
 @pytest.mark.parametrize("hessian", ["hessian_free", "exact"])
@@ -470,22 +463,6 @@ def test_batch_statistics_of_pfedme_follow_theta_and_are_uploaded():
     helpers.assert_same_bits(fo.personal_variables(algorithm, state)(2).state, found)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"regularisation": -1.0}, r"regularisation must lie in \[0\.0, inf\], got -1\.0"),
-        ({"learning_rate": -1.0}, r"learning_rate must lie in \[0\.0, inf\], got -1\.0"),
-        ({"inner_steps": 0}, "inner_steps must be a whole number of at least 1, got 0"),
-        ({"inner_steps": 2.0}, r"inner_steps must be a whole number of at least 1, got 2\.0"),
-        ({"server_learning_rate": -1.0}, r"server_learning_rate must lie in .* got -1\.0"),
-    ],
-)
-def test_pfedme_refuses(arguments, message):
-    valid = {"regularisation": 1.0, "learning_rate": 0.1, "inner_steps": 2}
-    with pytest.raises(ValueError, match=message):
-        fo.pfedme(opt.sgd(LR), **{**valid, **arguments})
-
-
 # Clients alone --------------------------------------------------------------------------------
 
 
@@ -508,31 +485,6 @@ def test_independent_clients_are_their_oracle(strategy):
             helpers.assert_close(helpers.entry(state.clients.optimizer.m, client), m, 1e-12)
     counts = [sum(i in rnd["clients"] for rnd in rounds) for i in range(NUM_CLIENTS)]
     assert min(counts) < max(counts)
-
-
-@pytest.mark.slow
-def test_independent_clients_in_a_run_of_partial_cohorts():
-    """Twenty rounds of full-batch steps: a client is as far as the rounds in which it took part."""
-    data = problems.ragged((4, 4, 4, 4, 4, 4, 4))
-    algorithm = fo.independent(opt.sgd(0.1))
-    state = problems.start(algorithm, 7)
-    federation = fo.Federation(
-        problems.MODEL, data, cohort=2, local_steps=3, batch_size=4, client_test=data
-    )
-    run = fo.run_rounds(algorithm, federation, state, 20, strategy="scan")
-    result = fo.simulate(algorithm, federation, 20, state=state, strategy="scan", progress=False)
-    helpers.assert_close(result.state.clients, run.state.clients, 1e-12)
-    np.testing.assert_array_equal(run.history.update_norm, np.zeros(20))
-    rounds = np.bincount(np.ravel(run.history.cohort), minlength=7)
-    assert rounds.sum() == 40 and len(set(rounds.tolist())) > 2
-    own = fo.personal_variables(algorithm, run.state)
-    for client in range(7):
-        w, examples = np.array([0.3, -0.2, 0.1]), data[client]
-        for _ in range(3 * rounds[client]):
-            w = w - 0.1 * problems.gradient(w, examples["x"], examples["y"])
-        np.testing.assert_allclose(own(client).params["w"], w, rtol=1e-12, atol=1e-12)
-        loss = problems.mean_loss(w, examples["x"], examples["y"])
-        np.testing.assert_allclose(result.evaluations["client_loss"][-1, client], loss, rtol=1e-10)
 
 
 def test_independent_clients_send_and_receive_nothing():

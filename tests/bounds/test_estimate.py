@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -452,12 +451,6 @@ def test_newton_goes_around_bends(valley, least):
     # Where it starts at the minimum, no step is taken.
     again = fo.bounds.estimate_minimum(model, data, fo.Variables(jnp.ones(5)))
     assert again.steps == 0 and again.loss.value == least
-
-
-def test_scipy_is_asked_for_by_name(monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    with pytest.raises(ImportError, match=r"need scipy: pip install 'fedjax_opt\[bounds\]'"):
-        fo.bounds.estimate_minimum(MODEL, client_data(PROBLEMS["quadratic"].rows), VARIABLES[0])
 
 
 def test_what_a_model_reads_and_nobody_trains():

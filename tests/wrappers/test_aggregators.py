@@ -259,39 +259,6 @@ def test_an_aggregator_around_another_is_refused(inside, outside):
     assert fo.aggregated(FEDAVG, rules.weighted_mean()) is FEDAVG
 
 
-def _all_robust(values, weights):
-    """The three robust rules at once: one program where there would be three."""
-    parts = [rule(values, weights) for rule in ROBUST.values()]
-    return jax.tree.map(lambda a, b, c: a + 10 * b + 100 * c, *parts)
-
-
-def _with_absence(inputs):
-    """One client never reports, and another has no weight."""
-    inputs[0]["num_steps"][1] = 0
-    inputs[0]["weights"][3] = 0.0
-    return inputs
-
-
-@pytest.mark.parametrize(
-    ("name", "aggregator", "strategy"),
-    [
-        ("scaffold", _all_robust, "vmap"),
-        ("scaffold", _all_robust, "chunked"),
-        ("scaffold", _all_robust, "sharded"),
-        ("mime", rules.uniform_mean(), "chunked"),
-    ],
-    ids=["robust-vmap", "robust-chunked", "robust-sharded", "uniform-chunked"],
-)
-def test_every_strategy_gives_the_same_numbers(name, aggregator, strategy):
-    """Server, clients and infos agree with `scan`; uploads that are only padding have no say."""
-    algorithm, inputs = fo.aggregated(PLAIN[name], aggregator), _with_absence(_inputs(1))
-    expected, infos = _play(algorithm, inputs)
-    found, other_infos = _play(algorithm, inputs, strategy)
-    helpers.assert_close(_kept(found), _kept(expected), 1e-10)
-    helpers.assert_close(infos, other_infos, 1e-10)
-    assert helpers.distance(found.variables, _start(algorithm).variables) > 1e-3
-
-
 def _uploads(arguments, model=helpers.LINEAR, params=None):
     """Each client's y - x: what FedAvg makes of it if nobody else has a weight."""
     whole = fo.fedavg(opt.sgd(LR))

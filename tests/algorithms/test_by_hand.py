@@ -1,4 +1,4 @@
-"""Exact identities: the cases in which algorithms are one, wrappers by hand, and non-trainable state."""
+"""What algorithms and wrappers do in a round, by hand, on linear regression."""
 
 import itertools
 
@@ -27,69 +27,20 @@ def _play(algorithm, params, rounds, model=MODEL, **keywords):
     return helpers.play(algorithm, model, params, rounds, **counts, **keywords)[0]
 
 
-# FedAvg ---------------------------------------------------------------------------------------
-
-IS_FEDAVG = {
-    "fedprox, mu = 0": fo.fedprox(opt.sgd(LR), mu=0.0),
-    "proximal, mu = 0": fo.proximal(fo.mfl(opt.sgd(LR)), mu=0.0),
-    "fedgbo, sgd": fo.fedgbo(opt.sgd(LR)),
-    "fedgbo, sgdm, beta = 0": fo.fedgbo(opt.sgdm(LR, beta=0.0)),
-    "fedgbo, averaging sgd": fo.fedgbo(opt.from_optax(optax.sgd(LR))),
-    "mfl, sgd": fo.mfl(opt.sgd(LR)),
-    "mfl, sgdm, beta = 0": fo.mfl(opt.sgdm(LR, beta=0.0)),
-    "mimelite, sgd": fo.mimelite(opt.sgd(LR)),
-    "adaptive_fedopt, sgd(1)": fo.adaptive_fedopt(opt.sgd(LR), opt.sgd(1.0)),
-    "adaptive_fedopt, optax.sgd(1)": fo.adaptive_fedopt(opt.sgd(LR), optax.sgd(1.0)),
-    "fedavgm, momentum = 0": fo.fedavgm(opt.sgd(LR), momentum=0.0),
-    "fedavg, optax.sgd": fo.fedavg(optax.sgd(LR)),
-}
+# Limits that are no equality in every round -----------------------------------------------------
 
 
-@pytest.mark.parametrize("name", IS_FEDAVG)
-def test_is_fedavg(name):
-    """With unequal weights and steps."""
-    problem = _problem()
-    expected = _play(fo.fedavg(opt.sgd(LR)), *problem)
-    states = _play(IS_FEDAVG[name], *problem)
-    helpers.assert_close(states[-1].variables, expected[-1].variables, 1e-12)
-    assert helpers.distance(states[0].variables, states[-1].variables) > 1e-2
-
-
-# An algorithm of one hyperparameter, the value at which it is FedAvg, and one nearby.
-LIMITS = {
-    "fedacg, lambda = 0": (lambda value: fo.fedacg(opt.sgd(LR), value), 0.0, 0.01),
-    "fedacg, beta = 0": (lambda value: fo.fedacg(opt.sgd(LR), 0.0, value), 0.0, 0.01),
-    "fedcm, alpha = 1": (lambda value: fo.fedcm(opt.sgd(LR), value), 1.0, 0.99),
-    "ghbm, tau = 1, beta = 0": (lambda value: fo.ghbm(opt.sgd(LR), 1, value), 0.0, 0.01),
-    "ghbm, tau = 3, beta = 0": (lambda value: fo.ghbm(opt.sgd(LR), 3, value), 0.0, 0.01),
-    "ghbm, nesterov, beta = 0": (
-        lambda value: fo.ghbm(opt.sgd(LR), 2, value, nesterov=True), 0.0, 0.01
-    ),
-    "ghbm_server, beta = 0": (lambda value: fo.ghbm_server(opt.sgd(LR), 2, value), 0.0, 0.01),
-    "fedadc, beta = 0": (lambda value: fo.fedadc(opt.sgd(LR), value), 0.0, 0.01),
-    "localghbm, beta = 0": (lambda value: fo.localghbm(opt.sgd(LR), value), 0.0, 0.01),
-    "fedhbm, beta = 0": (lambda value: fo.fedhbm(opt.sgd(LR), value), 0.0, 0.01),
-    "adabest, mu = 0": (lambda value: fo.adabest(opt.sgd(LR), value, 0.0), 0.0, 0.01),
-    "adabest, beta = 0": (lambda value: fo.adabest(opt.sgd(LR), 0.0, value), 0.0, 0.01),
-    "fedmax, beta = 0": (lambda value: fo.fedmax(opt.sgd(LR), value), 0.0, 0.01),
-    "moon, mu = 0": (lambda value: fo.moon(opt.sgd(LR), value), 0.0, 0.01),
-    "max_entropy, beta = 0": (
-        lambda value: fo.max_entropy(fo.fedgbo(opt.sgd(LR)), value), 0.0, 0.01
-    ),
-    "contrastive, mu = 0": (lambda value: fo.contrastive(fo.mfl(opt.sgd(LR)), value), 0.0, 0.01),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", LIMITS)
-def test_is_fedavg_in_a_limit(name):
-    """With unequal weights and steps, in as many rounds as the longest memory needs; not near it."""
-    params, rounds = _problem(rounds=5)
-    make, limit, near = LIMITS[name]
-    expected = _play(fo.fedavg(opt.sgd(LR)), params, rounds)[-1].variables
-    helpers.assert_close(_play(make(limit), params, rounds)[-1].variables, expected, 1e-12)
-    moved = _play(make(near), params, rounds)[-1].variables
-    assert helpers.distance(moved, expected) > 1e-6
-    assert helpers.distance(params, expected.params) > 1e-2
+def test_ghbm_with_tau_one_and_one_step_is_the_heavy_ball():
+    """x+ = x - eta grad + beta (x_t - x_{t-1}), with everyone in every round."""
+    params, rounds = _problem(size=NUM_CLIENTS, rounds=5)
+    rounds = helpers.equal_steps(rounds, 1)
+    states = _play(fo.ghbm(opt.sgd(LR), 1, 0.6), params, rounds)
+    previous = now = params["w"]
+    for rnd, state in zip(rounds, states[1:], strict=True):
+        gradients = [helpers.linear({"w": now}, *batches[0])[1]["w"] for batches in rnd["batches"]]
+        gradient = np.average(gradients, axis=0, weights=rnd["weights"])
+        previous, now = now, now - LR * gradient + 0.6 * (now - previous)
+        helpers.assert_close(state.variables.params["w"], now, 1e-12)
 
 
 def test_ghbm_is_fedavg_until_tau_rounds_are_over():
@@ -102,19 +53,16 @@ def test_ghbm_is_fedavg_until_tau_rounds_are_over():
     assert helpers.distance(states[4].variables, expected[4].variables) > 1e-3
 
 
-def test_dsgd_with_one_step_is_fedavg():
-    """One gradient at the global model each; with more, it is FedAvg on the larger minibatch."""
+def test_dsgd_is_fedavg_on_the_larger_minibatch():
+    """All gradients are taken at the global model, and one step along their mean."""
     params, rounds = _problem()
-    one = [{**rnd, "batches": [b[:1] for b in rnd["batches"]]} for rnd in rounds]
-    expected = _play(fo.fedavg(opt.sgd(LR)), params, one)
-    states = _play(fo.dsgd(opt.sgd(LR)), params, one)
-    helpers.assert_close(states[-1].variables, expected[-1].variables, 1e-12)
+    rounds = helpers.equal_steps(rounds, 2)
     merged = [
         {**rnd, "batches": [[tuple(map(np.concatenate, zip(*b, strict=True)))] for b in rnd["batches"]]}
-        for rnd in helpers.equal_steps(rounds, 2)
+        for rnd in rounds
     ]  # fmt: skip
     expected = _play(fo.fedavg(opt.sgd(LR)), params, merged)
-    states = _play(fo.dsgd(opt.sgd(LR)), params, helpers.equal_steps(rounds, 2))
+    states = _play(fo.dsgd(opt.sgd(LR)), params, rounds)
     helpers.assert_close(states[-1].variables, expected[-1].variables, 1e-12)
 
 
@@ -154,14 +102,22 @@ def test_fedgbo_sgdm_keeps_the_normalised_displacement_as_its_momentum():
         helpers.assert_close(after.server.optimizer.m, moved, 1e-12)
 
 
-def test_averaging_triple_makes_the_fedgbo_of_the_triple_that_it_averages():
-    """The mean gradient that travels is the one that inversion finds, also for unequal K."""
-    problem = _problem()
-    inverted = _play(fo.fedgbo(opt.sgdm(LR, 0.0), 0.7), *problem)
-    averaged = _play(fo.fedgbo(opt.from_optax(opt.sgdm(LR, 0.0)), 0.7), *problem)
-    helpers.assert_close(inverted[-1].variables, averaged[-1].variables, 1e-12)
-    ours, theirs = averaged[-1].server.optimizer.inner.m, inverted[-1].server.optimizer.m
-    helpers.assert_close(ours, theirs, 1e-12)
+def test_feddc_without_penalty_is_scaffold_whose_server_adds_the_drift():
+    """From the same model and controls it makes SCAFFOLD's round, and then adds h to the mean."""
+    params, rounds = _problem()
+    scaffold = fo.scaffold(opt.sgd(LR))
+    states = _play(fo.feddc(opt.sgd(LR), 0.0), params, rounds)
+    by_hand = fo.first_state(scaffold, params, NUM_CLIENTS)
+    for rnd, ours in zip(rounds, states[1:], strict=True):
+        by_hand = _play(scaffold, params, [rnd], state=by_hand)[-1]
+        helpers.assert_close(ours.server.control, by_hand.server.control, 1e-12)
+        # Without a penalty clients keep -c_i.
+        controls = jax.tree.map(jnp.negative, ours.clients.correction)
+        helpers.assert_close(controls, by_hand.clients.control, 1e-12)
+        moved = jax.tree.map(jnp.add, by_hand.variables.params, ours.server.drift)
+        helpers.assert_close(ours.variables.params, moved, 1e-12)
+        assert helpers.distance(ours.variables, by_hand.variables) > 1e-3
+        by_hand = by_hand._replace(server=by_hand.server._replace(variables=ours.variables))
 
 
 # Wrappers by hand -----------------------------------------------------------------------------
