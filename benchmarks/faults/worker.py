@@ -15,7 +15,7 @@ import orbax.checkpoint  # noqa: F401 -- once, before processes are forked
 
 import fedjax_opt as fo
 from fedjax_opt.training import player
-from fedjax_opt.training.history import History
+from fedjax_opt.training.history import Columns
 
 CLIENTS, CHUNK = 20, 3
 
@@ -70,7 +70,7 @@ def mark_phases(path):
     path.write_bytes(b"s0")
     with open(path, "rb+") as file:
         mark = mmap.mmap(file.fileno(), 2)
-    rounds, add = player._play, History.add_rounds
+    rounds, add = player._play, Columns.append
 
     def marked_rounds(*args, **kwargs):
         if mark[:1] == b"b":  # the first ones are compiled
@@ -81,7 +81,7 @@ def mark_phases(path):
         add(*args, **kwargs)  # waits for the rounds to be played
         mark[:1] = b"b"
 
-    player._play, History.add_rounds = marked_rounds, marked_add
+    player._play, Columns.append = marked_rounds, marked_add
 
 
 def run(directory, output, rounds=60, keep=3, devices=1, steps=300, x64=False):

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_opt.core import Variables, checks
 from fedjax_opt.core.info import Info
-from fedjax_opt.training.history import History, describe_failure
+from fedjax_opt.training.history import Columns, describe_failure, rows_of
 
 # Diagnostics of each client of a cohort, of which a record has the mean.
 _OF_CLIENTS = ("client_update_norm",)
@@ -105,7 +105,7 @@ class Notes:
 
     def __init__(self, trial: Trial) -> None:
         self.trial = trial
-        self.history = History()
+        self.history = Columns()
         self.failure = ""  # why it diverged
         self.rounds = 0
         self.evaluations: list[dict[str, float]] = []
@@ -115,10 +115,10 @@ class Notes:
     def add(self, infos: Info, count: int, evaluation: dict[str, Any]) -> None:
         """Adds a chunk of rounds, and the evaluation after it."""
         infos = jax.tree.map(lambda x: np.asarray(x)[:count], infos)
-        self.history.add_rounds(infos)
+        self.history.append(rows_of(infos))
         if not infos.finite.all():
             self.failure = describe_failure(infos)
-        history = self.history.rounds
+        history = self.history.views
         self.rounds = len(history["round"])
         record = {
             "label": self.trial.label,
@@ -168,7 +168,7 @@ def collect(notes: Sequence[Notes], rounds: int, every: int, seconds: float) -> 
         trials=tuple(note.trial for note in notes),
         rounds=np.array([note.rounds for note in notes]),
         failures=tuple(note.failure for note in notes),
-        history=_stacked([note.history.rounds for note in notes], rounds),
+        history=_stacked([note.history.views for note in notes], rounds),
         evaluations={"round": ends, **_stacked(evaluations, len(ends))},
         variables=tuple(note.variables for note in notes),
         records=tuple(record for note in notes for record in note.records),

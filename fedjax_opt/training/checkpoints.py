@@ -3,6 +3,7 @@
     20/state/                the whole state, as orbax writes it
     20/about.json            what run it is of, what else it remembers, the SHA-256 of every other file
     history/00010-00020.npz  the rounds and evaluations since the checkpoint before; also in about.json
+    went_back.json           what a run that went back to a checkpoint remembers there instead
 
 A checkpoint is filled under a name that nobody reads, forced to the disk, sealed with about.json, and
 only then renamed to the number of rounds done. Folders are deleted the other way round. A kill at any
@@ -36,8 +37,9 @@ from fedjax_opt.storage import durable
 from fedjax_opt.training import fingerprint
 from fedjax_opt.training.extensions import Memory
 
-_FORMAT, _VERSION = "fedjax_opt checkpoint", 4
+_FORMAT, _VERSION = "fedjax_opt checkpoint", 5
 _ABOUT, _STATE, _HISTORY, _LOCK = "about.json", "state", "history", ".lock"
+_WENT_BACK = "went_back.json"
 _PARTIAL, _DELETED = ".partial-", ".deleted-"
 # What grows by rows, of which a checkpoint writes the new ones.
 _GROWING = ("rounds", "evaluations")
@@ -186,7 +188,7 @@ class Checkpoints:
         if self._writer is None:
             self._writer = self._orbax.AsyncCheckpointer(self._orbax.StandardCheckpointHandler())
         folder = self.directory / f"{_PARTIAL}{number}"
-        if jax.process_index() == 0:
+        if distributed.is_first():
             self._hold()
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
@@ -205,7 +207,7 @@ class Checkpoints:
             for entry in self.directory.iterdir():
                 if entry.name.startswith((_PARTIAL, _DELETED)):
                     shutil.rmtree(entry, ignore_errors=True)
-            self._forget_after(max(_numbers(self.directory), default=-1))
+            self._forget_after(max(_numbers(self.directory), default=-1), {})
 
     def _new_rows(self, history: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, int]]:
         """Copies of the rows that no file has yet, and their number by section."""
@@ -234,7 +236,7 @@ class Checkpoints:
         """Seals a checkpoint when all processes have written their part of it."""
         try:
             self._writer.wait_until_finished()
-            if jax.process_index() != 0:
+            if not distributed.is_first():
                 return
             written = [*self._written]
             if any(counts.values()):
@@ -384,6 +386,8 @@ class Checkpoints:
 
     def _read_history(self, about: Mapping[str, Any]) -> dict[str, Any]:
         history = from_text(about["memory"])
+        if instead := self._went_back().get(str(about["round"])):
+            history |= from_text(instead)
         parts: dict[str, list[np.ndarray]] = {}
         for file in about[_HISTORY]:
             with np.load(self.directory / _HISTORY / file["file"]) as found:
@@ -394,26 +398,36 @@ class Checkpoints:
             history[section][column] = np.concatenate(columns)
         return history
 
-    def delete_after(self, round_number: int) -> None:
+    def delete_after(self, round_number: int, remember: Mapping[str, Any] | None = None) -> None:
         """Deletes the checkpoints of later rounds, the newest first: the run went another way.
 
         Args:
           round_number: the round of the newest one that stays.
+          remember: what its `history` holds from now on under these names.
         """
         later = [number for number in self.rounds if number > round_number]
-        if later and jax.process_index() == 0:
+        if (later or remember) and distributed.is_first():
             self._hold()
             for number in reversed(later):
                 _delete(self.directory, number)
-            self._forget_after(round_number)
-            durable.force_names(self.directory)
+            instead = {} if remember is None else {str(round_number): as_text(remember)}
+            self._forget_after(round_number, instead)
         self._written = [file for file in self._written if file["last"] <= round_number]
 
-    def _forget_after(self, number: int) -> None:
-        """Removes the history of later rounds, which no checkpoint names any more."""
+    def _forget_after(self, number: int, instead: dict[str, str]) -> None:
+        """Removes what is there of later rounds, and writes what a run remembers that went back."""
         for path in (self.directory / _HISTORY).glob("*-*.npz"):
             if int(path.stem.partition("-")[2]) > number:
                 path.unlink()
+        durable.force_names(self.directory)  # first: it may not be there when they are not gone
+        before = self._went_back()
+        after = {t: text for t, text in before.items() if int(t) <= number} | instead
+        if after != before:
+            durable.write_json(self.directory / _WENT_BACK, after)
+
+    def _went_back(self) -> dict[str, str]:
+        path = self.directory / _WENT_BACK
+        return durable.read_json(path) if path.exists() else {}
 
     def close(self) -> None:
         """Waits for what is being written, and lets go of the directory until the next `save`."""

@@ -3,30 +3,32 @@
 Who takes part follows from the key and the round alone, so it is known before a chunk begins: while the
 devices play one chunk, a thread reads what the next one needs. Random numbers belong to clients and
 rounds, so the results are those of a run with everything on the devices.
-
-    FileExamples    examples from files
-    StoreStates     clients' states from a store
 """
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import Partial
 
-from fedjax_opt.core.algorithm import Algorithm
-from fedjax_opt.core.client_data import ClientData
+from fedjax_opt.core.algorithm import Algorithm, Scheduled
+from fedjax_opt.core.client_data import ClientData, StoredClients, in_memory
+from fedjax_opt.core.controller import Controller
+from fedjax_opt.core.federation import Federation, init_state
 from fedjax_opt.core.model import Model
 from fedjax_opt.core.sampler import Sampler
-from fedjax_opt.core.state import FederatedState, check_state, first_state
+from fedjax_opt.core.state import FederatedState, check_state
+from fedjax_opt.core.struct import changed
 from fedjax_opt.engine.evaluate import evaluate_clients, evaluate_each, personal_variables
+from fedjax_opt.engine.preparation import Prepared
+from fedjax_opt.engine.run import seats
 from fedjax_opt.execution import distributed, placement, row_exchange
 from fedjax_opt.execution.client_table import ClientRows
 from fedjax_opt.execution.strategies import Strategy, place
@@ -38,45 +40,37 @@ _EVALUATED_BYTES = 2**26  # of rows that are on the device at once where every c
 _EVALUATED_ROWS = 64
 
 
-class Ahead:
-    """One thread that reads what the next chunk needs, while the devices play this one.
+class _Ahead:
+    """A thread that reads what the next chunk needs, while the devices play this one.
 
-    Args:
-      name: of the thread.
-      decide: (first round, number of rounds) -> what is to be read. It is called by whoever asks, since
-        a program of the thread's would wait behind that of the chunk which is being played.
-      read: what is to be read -> it, in the memory of the host. Arrays are put on devices by whoever
-        takes it: all processes do so in the same order, and settings as `jax.enable_x64` hold there.
+    What is to be read is decided by whoever asks, since a program of the thread's would wait behind that
+    of the chunk which is being played. What was read is in the memory of the host: whoever takes it puts
+    it on devices. So all processes do that in the same order, and settings as `jax.enable_x64` hold.
     """
 
-    def __init__(
-        self, name: str, decide: Callable[[int, int], Any], read: Callable[[Any], Any]
-    ) -> None:
-        self._decide, self._read = decide, read
-        self._thread = ThreadPoolExecutor(1, f"fedjax_opt {name}")
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, f"fedjax_opt {type(self).__name__}")
         self._asked: tuple[tuple[int, int], Any, Future] | None = None
 
-    def ask(self, first_round: int, rounds: int) -> None:
+    def _decide(self, first_round: int, rounds: int) -> Any:
+        raise NotImplementedError
+
+    def _read(self, what: Any) -> Any:
+        raise NotImplementedError
+
+    def prefetch(self, first_round: int, rounds: int) -> None:
         """Begins to read what some rounds need, if there are any."""
         if rounds > 0:
             what = self._decide(first_round, rounds)
-            self._asked = (first_round, rounds), what, self.submit(self._read, what)
+            self._asked = (first_round, rounds), what, self._thread.submit(self._read, what)
 
-    def take(self, first_round: int, rounds: int) -> tuple[Any, Any]:
+    def _take(self, first_round: int, rounds: int) -> tuple[Any, Any]:
         """What was decided for some rounds, and what was read."""
         if self._asked is None or self._asked[0] != (first_round, rounds):
-            self.ask(first_round, rounds)
+            self.prefetch(first_round, rounds)
         assert self._asked is not None
         (_, what, reading), self._asked = self._asked, None
         return what, reading.result()
-
-    def forget(self) -> None:
-        """What was asked for is not wanted any more."""
-        self._asked = None
-
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future:
-        """Lets the thread do something else."""
-        return self._thread.submit(function, *arguments)
 
     def close(self) -> None:
         """Ends the thread after what it is doing."""
@@ -94,7 +88,55 @@ def cohort_ids(sampler: Sampler, key: jax.Array, chunk: int, num_clients: int, f
     return jax.lax.map(one, first_round + jnp.arange(chunk, dtype=jnp.int32))
 
 
-class FileExamples:
+# Examples from files --------------------------------------------------------------------------
+
+
+def examples_of(prepared: Prepared, key: chex.PRNGKey, chunk: int) -> "FileExamples":
+    """What reads the examples of a chunk's cohorts, of each part of a mesh its own if they are known."""
+    federation, mesh = prepared.federation, prepared.strategy.mesh
+    clients: Any = federation.clients
+    if "momentum_deviation" in prepared.diagnostics:
+        raise ValueError(
+            "diagnostics: 'momentum_deviation' needs all examples in every round, but those of the"
+            " clients are in files, and only the cohorts' are read. Leave it out, or use data in memory."
+        )
+    steps = prepared.controls.local_steps
+    if mesh is None or not mesh.is_multi_process or isinstance(steps, Controller):
+        draw = partial(cohort_ids, federation.cohort, key, chunk, len(clients.sizes))
+        return FileExamples(clients, prepared.strategy, draw)
+    sizes = ClientData((), (), clients.sizes)
+    who = changed(
+        prepared,
+        algorithm=(),
+        federation=changed(federation, clients=sizes, validation=None),
+    )
+    return FileExamples(
+        clients, prepared.strategy, lambda t: seats(who, key, t, chunk), placement.num_parts(mesh)
+    )
+
+
+def largest_examples(clients: ClientData | StoredClients, most: int) -> chex.ArrayTree:
+    """The examples that are on the device; of those in files, shapes of the largest cohorts'.
+
+    Args:
+      clients: whose examples.
+      most: clients of all cohorts of a chunk.
+    """
+    if in_memory(clients):
+        return clients.examples
+    rows = _most_rows(np.asarray(clients.sizes), most + 1)  # an empty slot reads client 0
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), clients.examples
+    )
+
+
+def _most_rows(sizes: np.ndarray, clients: int) -> int:
+    """How many rows so many clients have at most."""
+    clients = min(clients, len(sizes))
+    return int(np.partition(sizes, -clients)[-clients:].sum(dtype=np.int64))
+
+
+class FileExamples(_Ahead):
     """The examples of one chunk of rounds after the other; the program sees all clients, as ever.
 
     Args:
@@ -107,62 +149,72 @@ class FileExamples:
     """
 
     def __init__(
-        self, data: Any, strategy: Strategy, lineup: Callable[[int], Any], parts: int = 1
+        self,
+        data: ClientData | StoredClients,
+        strategy: Strategy,
+        lineup: Callable[[Any], chex.Array],
+        parts: int = 1,
     ) -> None:
+        super().__init__()
         self._data, self._strategy, self._lineup, self._parts = data, strategy, lineup, parts
         self._sizes, self._starts = np.asarray(data.sizes), np.asarray(data.offsets, np.int64)
-        mesh = strategy.mesh
-        self._own = range(1) if mesh is None or parts == 1 else _own_parts(mesh)
-        self._room = 0
-        self._ahead = Ahead("examples", self._decide, self._read)
-        self.rows_read = 0
+        self._room = self.rows_read = 0
+        self._own = [0]
+        if parts > 1:  # those that devices of this process compute
+            processes = [device.process_index for device in strategy.mesh.devices.flat]  # type: ignore[union-attr]
+            mine = np.array(processes).reshape(parts, -1) == jax.process_index()
+            self._own = np.flatnonzero(mine.any(axis=1)).tolist()
 
-    def prefetch(self, first_round: int, rounds: int) -> None:
-        """Begins to read what some rounds need, if there are any."""
-        self._ahead.ask(first_round, rounds)
-
-    def take(self, first_round: int, rounds: int) -> Any:
+    def take(self, first_round: int, rounds: int) -> ClientData:
         """The data of some rounds, on the devices."""
-        (clients, room), examples = self._ahead.take(first_round, rounds)
+        (clients, room), examples = self._take(first_round, rounds)
         if self._parts == 1:
             read = ClientData(examples[0], self._offsets(clients[0]), self._data.sizes)
             return place(read, self._strategy)
-        return self._placed(clients, examples, room)
+        mesh: Any = self._strategy.mesh
+        split = NamedSharding(mesh, PartitionSpec(placement.CLIENTS))
 
-    def close(self) -> None:
-        """Ends the thread after what it is reading."""
-        self._ahead.close()
+        def put(*parts: np.ndarray) -> jax.Array:
+            """An array of all parts, next to each other, from those of this process."""
+            length, *tail = parts[0].shape
+            here = dict(zip(self._own, parts, strict=True))
+
+            def of_device(index: Any) -> np.ndarray:
+                return here[(index[0].start or 0) // length]
+
+            return jax.make_array_from_callback((self._parts * length, *tail), split, of_device)
+
+        rows = jax.tree.map(put, *examples)
+        offsets = put(*(self._offsets(clients[part]) for part in self._own))
+        sizes = placement.put(self._sizes, mesh)
+        return ClientData(placement.PerDevice(rows), placement.PerDevice(offsets), sizes)
 
     def _decide(self, first_round: int, rounds: int) -> tuple[list[np.ndarray], int]:
         """The clients of each part, and the room that their examples are in."""
-        places = np.asarray(self._lineup(first_round))
+        places = np.asarray(self._lineup(np.int32(first_round)))
         clients = [np.unique(part) for part in np.split(places[:rounds], self._parts, axis=1)]
         # Every process makes the same room, though it fills only a part of it.
         needed = max(int(self._sizes[ids].sum(dtype=np.int64)) for ids in clients)
         if needed > self._room:
             # However the cohorts fall, no chunk needs more room than this.
-            most = min(places.size // self._parts, len(self._sizes))
-            enough = int(np.partition(self._sizes, -most)[-most:].sum(dtype=np.int64))
+            enough = _most_rows(self._sizes, places.size // self._parts)
             self._room = min(int(needed * _SPARE), enough)
         return clients, self._room
 
-    def _read(self, what: tuple[list[np.ndarray], int]) -> dict[int, Any]:
+    def _read(self, what: tuple[list[np.ndarray], int]) -> list[chex.ArrayTree]:
         """The examples of those parts that this process feeds."""
         clients, room = what
-        return {part: self._read_part(clients[part], room) for part in self._own}
-
-    def _read_part(self, ids: np.ndarray, room: int) -> Any:
-        sizes, starts = self._sizes[ids], self._starts[ids]
-        ends = np.cumsum(sizes, dtype=np.int64)
-        self.rows_read += int(ends[-1])
-        # Rows that stand next to each other in the file are read at once.
-        breaks = np.flatnonzero(starts[1:] != starts[:-1] + sizes[:-1]) + 1
-        first, last = np.append(0, breaks), np.append(breaks, len(ids)) - 1
-        runs = [
-            (int(ends[a] - sizes[a]), int(starts[a]), int(starts[b] + sizes[b]))
-            for a, b in zip(first, last, strict=True)
-        ]
-        return jax.tree.map(partial(_gathered, runs, room), self._data.examples)
+        found = []
+        for ids in (clients[part] for part in self._own):
+            sizes, starts = self._sizes[ids], self._starts[ids]
+            ends = np.cumsum(sizes, dtype=np.int64)
+            self.rows_read += int(ends[-1])
+            # Rows that stand next to each other in the file are read at once.
+            breaks = np.flatnonzero(starts[1:] != starts[:-1] + sizes[:-1]) + 1
+            first, last = np.append(0, breaks), np.append(breaks, len(ids)) - 1
+            runs = np.stack([(ends - sizes)[first], starts[first], (starts + sizes)[last]], axis=1)
+            found.append(jax.tree.map(partial(_gathered, runs, room), self._data.examples))
+        return found
 
     def _offsets(self, ids: np.ndarray) -> np.ndarray:
         """Where each client's rows begin among those that were read; 0 for one that has none there."""
@@ -170,41 +222,11 @@ class FileExamples:
         offsets[ids] = np.cumsum(self._sizes[ids]) - self._sizes[ids]
         return offsets
 
-    def _placed(self, clients: list[np.ndarray], examples: dict[int, Any], room: int) -> Any:
-        """Each device's own part on it, and where in it each client's rows begin."""
-        mesh = self._strategy.mesh
-        assert mesh is not None  # there are parts
-        split = NamedSharding(mesh, PartitionSpec(placement.CLIENTS))
 
-        def put(length, tail, block):
-            """An array of all parts, next to each other, from a function of the part."""
-
-            def part(index):
-                return block((index[0].start or 0) // length)
-
-            return jax.make_array_from_callback((self._parts * length, *tail), split, part)
-
-        def put_rows(*blocks):
-            by_part = dict(zip(examples, blocks, strict=True))
-            return put(room, blocks[0].shape[1:], by_part.__getitem__)
-
-        population = len(self._sizes)
-        offsets = put(population, (), lambda part: self._offsets(clients[part]))
-        rows = placement.PerDevice(jax.tree.map(put_rows, *examples.values()))
-        return ClientData(rows, placement.PerDevice(offsets), placement.put(self._sizes, mesh))
-
-
-def _own_parts(mesh: Mesh) -> list[int]:
-    """The parts of the clients' axis that devices of this process compute."""
-    by_part = mesh.devices.reshape(placement.num_parts(mesh), -1)
-    me = jax.process_index()
-    return [i for i, devices in enumerate(by_part) if any(d.process_index == me for d in devices)]
-
-
-def _gathered(runs: list[tuple[int, int, int]], room: int, array: Any) -> np.ndarray:
+def _gathered(runs: np.ndarray, room: int, array: np.ndarray) -> np.ndarray:
     """Rows of an array one after the other, and zeros up to a fixed length."""
     found = np.zeros((room, *array.shape[1:]), array.dtype)
-    for row, start, end in runs:
+    for row, start, end in runs.tolist():
         found[row : row + end - start] = array[start:end]
     # Pages that were read go back to the system: they would count as this process's memory.
     pages = getattr(array, "_mmap", None)
@@ -213,24 +235,23 @@ def _gathered(runs: list[tuple[int, int, int]], room: int, array: Any) -> np.nda
     return found
 
 
-class _Next(NamedTuple):
-    """Which rows the next chunk needs, of those that this process holds among them.
-
-    Attributes:
-      ids: the clients, ascending.
-      own: those whose states this process holds.
-      shared: those of them whose states the chunk before brings back.
-    """
-
-    ids: np.ndarray
-    own: np.ndarray
-    shared: np.ndarray
+# Clients' states from a store -----------------------------------------------------------------
 
 
-class StoreStates:
+def without_clients(
+    algorithm: Algorithm | Scheduled, federation: Federation, seed: int
+) -> FederatedState:
+    """The state before the first round, of clients that are not on the device."""
+    clients: Any = federation.clients
+    one = ClientData(clients.examples, clients.offsets[:1], clients.sizes[:1])
+    state = init_state(algorithm, changed(federation, clients=one), seed)
+    return state._replace(clients=(), num_clients=jnp.int32(federation.num_clients))
+
+
+class StoreStates(_Ahead):
     """Client states in a store: the devices hold the rows of one chunk of rounds.
 
-    The rows of a chunk are copied to the host when it has been played. A thread writes them into the
+    The rows of a chunk are copied to the host when it has been played. The thread writes them into the
     store; those that the next chunk needs too are taken from that copy.
 
     Args:
@@ -240,19 +261,11 @@ class StoreStates:
     """
 
     def __init__(self, store: ClientStore, chunk: int, keep: int) -> None:
+        if not isinstance(store, ClientStore):
+            raise ValueError(f"client_states must be a ClientStore or None, got {store!r}.")
+        super().__init__()
         self._store, self._chunk, self._keep = store, chunk, keep
-        self._ahead = Ahead("client states", self._decide, self._read)
-        self._ids = np.zeros(0, np.int64)  # the clients of the chunk that is being played
-        self._own = np.zeros(0, np.int64)  # those of the chunk before whose states are on the host
-        self._states: chex.ArrayTree = ()
         self._writing: Future | None = None
-
-    def first_state(
-        self, algorithm: Algorithm, variables: Any, num_clients: int, key: jax.Array
-    ) -> FederatedState:
-        """The state before the first round, without the clients."""
-        state = first_state(algorithm, variables, 1, key)
-        return state._replace(clients=(), num_clients=jnp.asarray(num_clients, jnp.int32))
 
     def open(
         self, algorithm: Algorithm, state: FederatedState
@@ -279,34 +292,29 @@ class StoreStates:
     def begin(self, state: FederatedState, strategy: Strategy) -> None:
         """Takes the store to the round of a state, from which the run goes on."""
         self._flush()
-        self._mesh = strategy.mesh
-        self._forget()
+        self._mesh, self._asked = strategy.mesh, None
+        self._ids = np.zeros(0, np.int64)  # the clients of the chunk that is being played
+        self._own = np.zeros(0, np.int64)  # those of the chunk before whose states are on the host
+        self._states: chex.ArrayTree = ()
         self._store.roll_back(int(state.round))
-
-    def prefetch(self, first_round: int, rounds: int) -> None:
-        """Begins to read the rows that some rounds need and the ones before them do not."""
-        self._ahead.ask(first_round, rounds)
 
     def put_in(self, state: FederatedState, first_round: int, rounds: int) -> FederatedState:
         """The state with the rows of the clients of some rounds, on the devices."""
         try:
-            needed, read = self._ahead.take(first_round, rounds)
+            (ids, own, shared), read = self._take(first_round, rounds)
         except BaseException:
             self._flush()  # if a write has failed, that is why, and what is to be told
             raise
-        from_before = np.searchsorted(self._own, needed.shared)
-        is_shared = np.isin(needed.own, needed.shared)
+        from_before = np.searchsorted(self._own, own[shared])
 
         def joined(before, new):
-            rows = np.empty((len(needed.own), *new.shape[1:]), new.dtype)
-            rows[is_shared], rows[~is_shared] = before[from_before], new
+            rows = np.empty((len(own), *new.shape[1:]), new.dtype)
+            rows[shared], rows[~shared] = before[from_before], new
             return rows
 
-        own = jax.tree.map(joined, self._states, read) if len(needed.shared) else read
-        self._ids, self._own, self._states = needed.ids, self._own[:0], ()
-        holders = self._store.holders(needed.ids)
-        rows = row_exchange.table(self._mesh, self._room, needed.ids, holders, own)
-        return state._replace(clients=rows)
+        rows = jax.tree.map(joined, self._states, read) if shared.any() else read
+        self._ids, self._own, self._states = ids, own[:0], ()
+        return state._replace(clients=self._table(self._room, ids, rows))
 
     def take_out(self, state: FederatedState, good: int) -> FederatedState:
         """The state as the host keeps it; the rows are written back in the background.
@@ -318,33 +326,33 @@ class StoreStates:
         self._flush()  # one chunk at a time is on its way
         # Of the newest checkpoint a part may not be on the disk yet: then one more is needed.
         oldest = min(good, *self._store.rounds[-self._keep - 1 :])
-        holders = self._store.holders(self._ids)
-        self._own = self._ids[holders == jax.process_index()]
-        self._states = row_exchange.back(self._mesh, state.clients.states, holders)
-        self._writing = self._ahead.submit(
+        self._own = self._held(self._ids)
+        self._states = row_exchange.back(
+            self._mesh, state.clients.states, self._store.holders(self._ids)
+        )
+        self._writing = self._thread.submit(
             self._store.write, int(state.round), self._own, self._states, oldest
         )
         return state._replace(clients=())
 
-    def evaluate(self, algorithm: Algorithm, model: Model, state: FederatedState, data: Any) -> Any:
+    def evaluate(
+        self, algorithm: Algorithm, model: Model, state: FederatedState, data: ClientData
+    ) -> Mapping[str, chex.Array]:
         """The metrics of each client's own model on its own examples, a block of clients at a time."""
         if algorithm.personal is None:
             return evaluate_clients(model, personal_variables(algorithm, state), data)
         self._flush()
-        total, row_bytes = len(data.sizes), self._store.row_bytes
-        block = min(max(_EVALUATED_BYTES // row_bytes, 1), total)
+        total = len(data.sizes)
+        block = min(max(_EVALUATED_BYTES // self._store.row_bytes, 1), total)
         batch_size = min(_EVALUATED_ROWS, int(np.max(np.asarray(data.sizes), initial=1)))
-        found = []
+        found: list[dict[str, np.ndarray]] = []
         for first in range(0, total, block):
             # The last block begins a little earlier: all have one shape.
             start = min(first, total - block)
             ids = np.arange(start, start + block)
-            holders = self._store.holders(ids)
-            read = self._store.read(ids[holders == jax.process_index()])
-            rows = row_exchange.table(self._mesh, block, ids, holders, read)
+            rows = self._table(block, ids, self._store.read(self._held(ids)))
             own = personal_variables(algorithm, state._replace(clients=rows))
-            some = slice(start, start + block)
-            part = ClientData(data.examples, data.offsets[some], data.sizes[some])
+            part = ClientData(data.examples, data.offsets[ids], data.sizes[ids])
             shifted = Partial(_shifted, own, jnp.int32(start))
             values = evaluate_each(shifted, part, model, batch_size)
             found.append({k: np.asarray(v)[first - start :] for k, v in values.items()})
@@ -360,34 +368,31 @@ class StoreStates:
         try:
             self._flush()
         finally:
-            self._ahead.close()
+            super().close()
 
-    def _decide(self, first_round: int, rounds: int) -> _Next:
+    def _held(self, ids: np.ndarray) -> np.ndarray:
+        """Those of some clients whose states this process has."""
+        return ids[self._store.holders(ids) == jax.process_index()]
+
+    def _table(self, room: int, ids: np.ndarray, own: chex.ArrayTree) -> ClientRows:
+        return row_exchange.table(self._mesh, room, ids, self._store.holders(ids), own)
+
+    def _decide(self, first_round: int, rounds: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The clients, ascending; those that this process has; which of these the chunk before has."""
         ids = np.unique(np.asarray(self._draw(jnp.int32(first_round)))[:rounds]).astype(np.int64)
-        own = ids[self._store.holders(ids) == jax.process_index()]
+        own = self._held(ids)
         # While a chunk is played its rows are those that it will bring back.
-        before = self._own if len(self._own) else self._ids
-        return _Next(ids, own, own[np.isin(own, before)])
+        return ids, own, np.isin(own, self._own if len(self._own) else self._ids)
 
-    def _read(self, needed: _Next) -> chex.ArrayTree:
-        return self._store.read(np.setdiff1d(needed.own, needed.shared))
-
-    def _forget(self) -> None:
-        self._ahead.forget()
-        self._ids, self._own, self._states = np.zeros(0, np.int64), np.zeros(0, np.int64), ()
+    def _read(self, what: tuple[np.ndarray, np.ndarray, np.ndarray]) -> chex.ArrayTree:
+        _, own, shared = what
+        return self._store.read(own[~shared])
 
     def _flush(self) -> None:
         """Waits until the rows of the last chunk are in the store."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
-
-
-def states_of(store: ClientStore, chunk: int, keep: int) -> StoreStates:
-    """What brings the clients' states to the devices, in chunks of rounds."""
-    if not isinstance(store, ClientStore):
-        raise ValueError(f"client_states must be a ClientStore or None, got {store!r}.")
-    return StoreStates(store, chunk, keep)
 
 
 def _shifted(own: Partial, first: jax.Array, client: jax.Array) -> Any:

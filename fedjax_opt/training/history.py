@@ -1,9 +1,8 @@
-"""What a simulated run is and writes down, on the host: its course, a row per round, its result."""
+"""What a simulated run writes down, on the host: a row per round, its result, what went wrong."""
 
 import logging
-import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -76,9 +75,10 @@ class Columns:
             self._room.setdefault(name, room)[length:end] = new
             self._length = end
 
-    def cut(self, length: int) -> None:
-        """Forgets all rows but the first ones."""
-        self._length = length
+    def cut(self, last: int) -> None:
+        """Forgets the rows whose round is a later one."""
+        if self._length:
+            self._length = int(np.sum(self.views["round"] <= last))
 
     @property
     def views(self) -> dict[str, np.ndarray]:
@@ -86,90 +86,24 @@ class Columns:
         return {name: room[: self._length] for name, room in self._room.items()}
 
 
-class History:
-    """The rows of a run."""
+def rows_of(infos: Info, step_scale: float | None = None) -> dict[str, np.ndarray]:
+    """A history's rows of some rounds. One that was not finite was not applied, and is left out.
 
-    def __init__(self) -> None:
-        self._rounds, self._evaluations = Columns(), Columns()
-
-    def add_rounds(self, infos: Info, step_scale: float | None = None) -> None:
-        """Adds a chunk of rounds. One that was not finite was not applied, and is left out.
-
-        Args:
-          infos: of the rounds that were played, arrays on the host.
-          step_scale: what their step was multiplied by, if that is to be written down.
-        """
-        rows = {name: getattr(infos, name) for name in _COLUMNS}
-        for name, values in infos.metrics.items():
-            rows[f"train_{name}"] = values
-        rows |= infos.diagnostics
-        if infos.faults:
-            rows |= _excluded(infos)
-        if step_scale is not None:
-            rows["step_scale"] = np.full(len(infos.round), step_scale)
-        self._rounds.append({name: values[infos.finite] for name, values in rows.items()})
-
-    def add_evaluation(self, number: int, seconds: float, found: Rows) -> None:
-        """Adds what was evaluated after some rounds."""
-        row = {"round": np.int32(number), "seconds": np.float64(seconds), **found}
-        self._evaluations.append({name: np.asarray(x)[None] for name, x in row.items()})
-
-    def go_back(self, done: int) -> None:
-        """Forgets all that came after so many rounds."""
-        if self.rounds:
-            self._rounds.cut(int(np.sum(self.rounds["round"] < done)))
-        if self.evaluations:
-            self._evaluations.cut(int(np.sum(self.evaluations["round"] <= done)))
-
-    @property
-    def rounds(self) -> dict[str, np.ndarray]:
-        """Arrays over the rounds, by name."""
-        return self._rounds.views
-
-    @property
-    def evaluations(self) -> dict[str, np.ndarray]:
-        """Arrays over the evaluations, by name."""
-        return self._evaluations.views
-
-    def resume(self, rounds: Rows, evaluations: Rows) -> None:
-        """Takes up what an interrupted run had written down."""
-        self._rounds.append(rounds)
-        self._evaluations.append(evaluations)
-
-
-class Course:
-    """How far a run has come, between two chunks.
-
-    Attributes:
-      state: the state.
-      history: the rows so far.
-      memories: what extensions remember, by name.
-      stops: why extensions have ended it, by name.
-      keeps: the rounds that it may go back to.
-      may_go_back: whether extensions may ask for it, from the first chunk on.
-      step_scale: what its step is multiplied by.
-      tells_scale: whether the history has a column of it.
-      resumed: whether it was begun by an earlier call.
+    Args:
+      infos: of the rounds that were played, arrays on the host.
+      step_scale: what their step was multiplied by, if that is to be written down.
     """
-
-    def __init__(self, state: FederatedState) -> None:
-        self.state, self.history = state, History()
-        self.memories: dict[str, Any] = {}
-        self.stops: dict[str, str] = {}
-        self.keeps: set[int] = set()
-        self.may_go_back = self.tells_scale = self.resumed = False
-        self.step_scale = 1.0
-        self.began = time.perf_counter()  # by the clock, had it never been interrupted
-
-    @property
-    def round(self) -> int:
-        """The rounds done."""
-        return int(self.state.round)
-
-    @property
-    def seconds(self) -> float:
-        """How long it has taken, also before it was interrupted."""
-        return time.perf_counter() - self.began
+    rows = {}
+    for name in _COLUMNS:
+        rows[name] = getattr(infos, name)
+    for name, values in infos.metrics.items():
+        rows[f"train_{name}"] = values
+    rows |= infos.diagnostics
+    if infos.faults:
+        rows |= _excluded(infos)
+    if step_scale is not None:
+        rows["step_scale"] = np.full(len(infos.round), step_scale)
+    return rows if infos.finite.all() else {name: x[infos.finite] for name, x in rows.items()}
 
 
 def describe_failure(infos: Info) -> str:
@@ -179,8 +113,7 @@ def describe_failure(infos: Info) -> str:
       infos: of some rounds, the last of which was not finite.
     """
     info = jax.tree.map(lambda x: x[-1], infos)
-    took_part = info.num_steps > 0
-    bad = np.flatnonzero(took_part & ~np.isfinite(info.client_loss))
+    bad = np.flatnonzero((info.num_steps > 0) & ~np.isfinite(info.client_loss))
     if not len(bad):
         return (
             f"Round {info.round}: every loss was finite, but the server's update was not. The last"
@@ -201,8 +134,15 @@ def _excluded(infos: Info) -> dict[str, np.ndarray]:
     """The columns about what a guard did, whose excluded clients are named in the log."""
     client, code, skipped = infos.faults
     for t, clients, codes, was_skipped in zip(infos.round, client, code, skipped, strict=True):
-        if codes.any():
-            LOGGER.warning("Round %d: left out %s.", t, _names_by_fault(clients, codes))
+        found = []
+        for fault in filter(None, Fault):
+            ids = clients[codes == fault]
+            if len(ids):
+                names = ", ".join(map(str, ids[:_NAMED])) + (", ..." if len(ids) > _NAMED else "")
+                why = fault.name.lower().replace("_", " ")
+                found.append(f"client{'s' * (len(ids) > 1)} {names} ({why})")
+        if found:
+            LOGGER.warning("Round %d: left out %s.", t, "; ".join(found))
         if was_skipped:
             left = int(np.sum((clients >= 0) & (codes == 0)))
             LOGGER.warning(
@@ -210,15 +150,3 @@ def _excluded(infos: Info) -> dict[str, np.ndarray]:
             )
     count = np.asarray(np.sum(code > 0, axis=1, dtype=np.int32))
     return {"asked": client, "fault": code, "excluded": count, "skipped": skipped}
-
-
-def _names_by_fault(clients: np.ndarray, codes: np.ndarray) -> str:
-    """'client 3 (upload not finite); clients 5, 9 (dropped out)'."""
-    found = []
-    for fault in Fault:
-        ids = clients[(codes == fault) & (fault > 0)]
-        if len(ids):
-            names = ", ".join(map(str, ids[:_NAMED])) + (", ..." if len(ids) > _NAMED else "")
-            why = fault.name.lower().replace("_", " ")
-            found.append(f"client{'s' * (len(ids) > 1)} {names} ({why})")
-    return "; ".join(found)

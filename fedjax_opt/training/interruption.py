@@ -10,7 +10,6 @@ from typing import Any
 from fedjax_opt.training.history import Result
 
 _STDERR = 2
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -31,7 +30,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Signals:
-    """Takes SIGTERM and SIGINT in the main thread, while it is entered.
+    """Takes SIGTERM and SIGINT in the main thread.
 
     The first one is only noted, for the run to end after the chunk that is being played. A second one
     does what it did before.
@@ -41,12 +40,20 @@ class Signals:
         self._previous: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
         self.taken: str | None = None  # the name of the first one
 
-    def __enter__(self) -> "Signals":
+    def take(self) -> None:
+        """Begins to listen."""
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._take) for number in _SIGNALS}
-        return self
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._previous[number] = signal.signal(number, self._note)
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
+    def give_back(self) -> None:
+        """Ends it."""
+        for number, handler in self._previous.items():
+            # None stands for a handler that was not set from Python, and cannot be set again from it.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._previous = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
         if self.taken is None:
             self.taken = signal.Signals(number).name
@@ -56,15 +63,6 @@ class Signals:
                 f"\nfedjax_opt: {self.taken}: the run ends when the rounds that are being played are"
                 " saved. A second one ends it now.\n".encode(),
             )
-            return
-        self._give_back()
-        signal.raise_signal(number)
-
-    def _give_back(self) -> None:
-        for number, handler in self._previous.items():
-            # None stands for a handler that was not set from Python, and cannot be set again from it.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._previous = {}
-
-    def __exit__(self, *_: object) -> None:
-        self._give_back()
+        else:
+            self.give_back()
+            signal.raise_signal(number)

@@ -1,8 +1,7 @@
 """A run driven from the host, in chunks of rounds.
 
-play      a chunk of rounds, one compiled program
+play      a chunk of rounds, one compiled program, and write down what each was like
 measure   the test sets and what measurements ask for, unless a round was not finite
-write     the rows of the rounds and of the evaluation
 act       what extensions, checkpoints and signals ask for, where there are any; see `acting.py`
 """
 
@@ -10,7 +9,6 @@ import contextlib
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -21,16 +19,14 @@ from fedjax_opt.core.federation import Federation, check_nouns
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.execution.strategies import Strategy
 from fedjax_opt.storage.client_states import ClientStore
-from fedjax_opt.training import fingerprint
 from fedjax_opt.training.acting import Acting, Ended
 from fedjax_opt.training.checkpoints import Checkpoints
 from fedjax_opt.training.extensions import Chunk, Extension
-from fedjax_opt.training.history import Course, NonFiniteLossError, Result, describe_failure
+from fedjax_opt.training.history import NonFiniteLossError, Result, describe_failure, rows_of
 from fedjax_opt.training.interruption import Interrupted
 from fedjax_opt.training.measuring import Evaluator, Measurement
 from fedjax_opt.training.player import Player
 from fedjax_opt.training.progress import Progress
-from fedjax_opt.training.saves import Copies, OnDisk
 
 
 def simulate(
@@ -107,27 +103,20 @@ def simulate(
     player = Player(
         algorithm, federation, chunk, seed, state, client_states, keep, strategy, diagnostics
     )
-    course = Course(player.start)
     with contextlib.ExitStack() as stack:
         stack.callback(player.close)
         evaluator = acting = None
         if measurements or federation.test is not None or federation.client_test is not None:
             evaluator = Evaluator(player, federation, measurements)
         if extensions or checkpoints is not None:
-            acting = _acting(extensions, checkpoints, course, player, evaluator, rounds)
-            acting.enter(stack)
-        try:
-            ended = _play(course, player, evaluator, acting, rounds)
-        except BaseException as error:
-            if acting is not None:
-                acting.end(f"failed: {type(error).__name__}: {error}")
-            raise
+            names = () if evaluator is None else evaluator.names
+            acting = Acting(player, extensions, checkpoints, names, rounds)
+            stack.enter_context(acting)
+        ended = _play(player, evaluator, acting, rounds)
         if acting is not None:
-            acting.end(ended.status)
-    if not course.history.rounds:  # there was nothing to do
-        course.history.add_rounds(player.no_rounds())
-    history = course.history
-    result = Result(course.state, history.rounds, history.evaluations, course.seconds, ended.why)
+            acting.status = ended.status
+    history = player.rounds.views or rows_of(player.no_rounds())
+    result = Result(player.state, history, player.evaluations.views, player.seconds, ended.why)
     if ended.status.startswith("failed") and on_nonfinite == "raise":
         raise NonFiniteLossError(ended.why, result)
     if ended.signal is not None and checkpoints is not None:
@@ -140,33 +129,26 @@ def simulate(
     return result
 
 
-def _play(
-    course: Course,
-    player: Player,
-    evaluator: Evaluator | None,
-    acting: Acting | None,
-    rounds: int,
-) -> Ended:
+def _play(player: Player, evaluator: Evaluator | None, acting: Acting | None, rounds: int) -> Ended:
     """Plays chunk after chunk until the run ends."""
-    tests = () if evaluator is None else evaluator.examples
-    player.open(course, tests, copies=0 if acting is None else acting.copies)
+    player.open(
+        () if evaluator is None else evaluator.tests, 0 if acting is None else acting.copies
+    )
     if evaluator is not None:
-        evaluator.place(player.prepared.strategy)
+        evaluator.place()
     if acting is not None:
         acting.start()
-    while course.round < rounds and not course.stops:
-        first = course.round
-        infos = player.play(course, rounds)
-        finite, scalars = bool(infos.finite.all()), {}
-        course.history.add_rounds(infos, course.step_scale if course.tells_scale else None)
+    while player.round < rounds and not player.stops:
+        first = player.round
+        infos = player.play(rounds)
+        finite, metrics = bool(infos.finite.all()), {}
         if evaluator is not None and finite:
-            found, scalars = evaluator(course.state)
-            course.history.add_evaluation(course.round, course.seconds, found)
+            metrics = evaluator()
         if acting is not None:
             ended = acting.after(
                 Chunk(
-                    first, course.round, infos, scalars, finite, course.seconds,
-                    course.step_scale, lambda: jax.tree.map(jnp.copy, course.state),
+                    first, player.round, infos, metrics, finite, player.seconds,
+                    player.step_scale, lambda: jax.tree.map(jnp.copy, player.state),
                 )
             )  # fmt: skip
             if ended is not None:
@@ -174,29 +156,7 @@ def _play(
         elif not finite:
             why = describe_failure(infos)
             return Ended(f"failed: {why}", why)
-    if course.stops:
-        why = "; ".join(course.stops.values())
+    if player.stops:
+        why = "; ".join(player.stops.values())
         return Ended(f"stopped: {why}", why)
     return Ended("done", f"{rounds} rounds done")
-
-
-def _acting(
-    extensions: Iterable[Extension | Callable[[Chunk], str | None]],
-    checkpoints: Checkpoints | None,
-    course: Course,
-    player: Player,
-    evaluator: Evaluator | None,
-    rounds: int,
-) -> Acting:
-    """What acts in a run that is watched or saved; it refuses what can never act."""
-    names = () if evaluator is None else evaluator.names
-    saves: Copies | OnDisk = Copies()
-    if checkpoints is not None:
-        checkpoints.check_metrics(names)
-        identity = fingerprint.of_run(
-            player.prepared, player.start, player.algorithm, measured=", ".join(names)
-        )
-        flush = None if player.states is None else player.states.flush_all
-        saves = OnDisk(checkpoints, player.start, identity, flush)
-    restart = partial(player.begin, course)
-    return Acting(extensions, course, saves, names, rounds, restart)

@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_opt as fo
 from fedjax_opt.execution import distributed
-from fedjax_opt.training.acting import Answers, agreed
+from fedjax_opt.training.acting import agreed
 from tests.core import problems
 from tests.core.test_simulate import DATA, simulate
 
@@ -92,11 +92,10 @@ def test_the_signal_and_the_wish_of_any_process_count_and_the_first_says_where_t
     monkeypatch,
 ):
     others = [
-        [[{}, [6, 0.5, "diverged", False], ["Rollback"]], None],
-        [[{"clock": "an hour"}, [3, 0.1, "diverged", False], ["Rollback"]], "SIGTERM"],
+        [{}, {"Rollback": [6, 0.5, "diverged", False]}, None],
+        [{"clock": "an hour"}, {"Rollback": [3, 0.1, "diverged", False]}, "SIGTERM"],
     ]
     monkeypatch.setattr(distributed, "is_joined", lambda: True)
     monkeypatch.setattr(distributed, "from_each", lambda own: others)
-    back = fo.GoBack(6, 0.5, "diverged")
-    expected = Answers({"clock": "an hour"}, back, ("Rollback",)), "SIGTERM"
-    assert agreed(Answers({}, back, ("Rollback",)), None) == expected
+    back = {"Rollback": fo.GoBack(6, 0.5, "diverged")}
+    assert agreed({}, back, None) == ({"clock": "an hour"}, back, "SIGTERM")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
-from fedjax_opt.training import acting, history, measuring, saves
+from fedjax_opt.training import acting, history, measuring
 from fedjax_opt.training import checkpoints as on_disk
 from tests.core import problems
 
@@ -78,9 +78,14 @@ class InMemory:
 
     close = wait
 
-    def delete_after(self, number):
+    def delete_after(self, number, remember):
         for later in sorted((n for n in self.kept if n > number), reverse=True):
             self._delete(later)
+        self._forget_after(number, remember)
+
+    def _forget_after(self, number, remember):
+        state, history = self.kept[number]
+        self.kept[number] = state, history | copy.deepcopy(remember)
 
     def _delete(self, number):
         del self.kept[number]
@@ -91,11 +96,11 @@ class Killed(BaseException):
 
 
 STEPS = [
-    (history.History, "add_rounds"), (history.History, "add_evaluation"),
-    (measuring.Evaluator, "__call__"), (acting.Acting, "begin"), (acting.Acting, "ask"),
-    (saves.OnDisk, "save"), (saves.OnDisk, "go_back"), (saves, "take_back"),
-    (saves.OnDisk, "_keep"), (InMemory, "_delete"), (fo.ClientStore, "roll_back"),
-    (on_disk, "_delete"),
+    (history.Columns, "append"), (history.Columns, "cut"), (measuring.Evaluator, "__call__"),
+    (acting.Acting, "_begin"), (acting.Acting, "_ask"), (acting.Acting, "_save"),
+    (acting.Acting, "_go_back"), (acting.Acting, "_restore"), (InMemory, "_delete"),
+    (InMemory, "_forget_after"), (fo.ClientStore, "roll_back"), (on_disk, "_delete"),
+    (fo.Checkpoints, "_forget_after"),
 ]  # fmt: skip
 
 
@@ -137,7 +142,7 @@ def _assert_same(found, expected):
 
 
 def _remembered(checkpoints, number):
-    return checkpoints.kept[number][1]["decisions"]
+    return checkpoints.kept[number][1]["memories"]
 
 
 def _kill_twice(folder, make, moment, expected):
@@ -160,10 +165,11 @@ def test_killed_twice_between_any_two_steps(tmp_path):
     expected = _play(folder, checkpoints)
     _, stopped, rows, steps = expected
     assert stopped == "loss has not improved in 4 evaluations"
-    assert steps.count("take_back") == 2 and "_delete" in steps
+    assert steps.count("_go_back") == 2 and "_delete" in steps
     assert [row.split(",")[0] for row in rows.splitlines()] == ["3", "6", "9", "12", "15"]
     remembered = _remembered(checkpoints, 15)
-    assert '"returns": 2' in remembered and '"waited": 4' in remembered
+    assert remembered["Rollback"]["returns"] == 2
+    assert remembered["early_stopping(loss)"]["waited"] == 4
     for moment in range(1, len(steps) + 1):
         killed = _kill_twice(tmp_path / str(moment), InMemory, moment, expected)
         assert _remembered(killed, 15) == remembered
@@ -180,7 +186,8 @@ def test_killed_with_checkpoints_on_disk(tmp_path):
     with make(folder) as checkpoints:
         expected = _play(folder, checkpoints)
     steps = expected[-1]
-    first = steps.index("take_back")
-    assert steps[first : first + 5] == ["take_back", "_delete", "_keep", "roll_back", "begin"]
-    for moment in range(first + 2, first + 5):
+    first = steps.index("_go_back")
+    went_back = ["_go_back", "_restore", "cut", "cut", "_delete", "_forget_after", "roll_back"]
+    assert steps[first : first + 8] == [*went_back, "_begin"]
+    for moment in range(first + 5, first + 8):
         _kill_twice(tmp_path / str(moment), make, moment, expected).close()

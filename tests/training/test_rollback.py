@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
-from fedjax_opt.training import saves
+from fedjax_opt.training import acting
 from tests.core import problems
 
 SIZES = (5, 8, 3, 12)
@@ -265,7 +265,7 @@ def test_a_state_that_is_bad_itself_is_not_gone_back_to(tmp_path, caplog):
 
 
 def test_a_signal_while_a_run_diverges_ends_it_at_the_good_state(tmp_path, in_memory, monkeypatch):
-    go_back = saves.OnDisk.go_back
+    go_back = acting.Acting._go_back
 
     def signalled(*args):
         go_back(*args)
@@ -273,7 +273,7 @@ def test_a_signal_while_a_run_diverges_ends_it_at_the_good_state(tmp_path, in_me
 
     with fo.Checkpoints(tmp_path) as checkpoints:
         with monkeypatch.context() as patch, pytest.raises(fo.Interrupted, match="21 of 24"):
-            patch.setattr(saves.OnDisk, "go_back", signalled)
+            patch.setattr(acting.Acting, "_go_back", signalled)
             _play(checkpoints=checkpoints)
         assert checkpoints.latest_round == 21
         _assert_same(_play(checkpoints=checkpoints), in_memory["fixed"])
