@@ -2,7 +2,7 @@
 
     20/state/                the whole state, as orbax writes it
     20/about.json            what run it is of, what else it remembers, the SHA-256 of every other file
-    history/00010-00020.npz  the rounds and evaluations since the checkpoint before; also in about.json
+    history/00020.npz        the rounds and evaluations since the checkpoint before; also in about.json
     went_back.json           what a run that went back to a checkpoint remembers there instead
 
 A checkpoint is filled under a name that nobody reads, forced to the disk, sealed with about.json, and
@@ -15,6 +15,7 @@ here 0 of 20. Nor could one that lost its seal be told from one that had none ye
 """
 
 import base64
+import functools
 import hashlib
 import io
 import json
@@ -98,7 +99,6 @@ class Checkpoints:
             checks.choice("allow", name, fingerprint.CHANGES)
         self._orbax = _import_orbax()
         self.directory = pathlib.Path(directory).absolute()
-        self._writer: Any = None
         self._worker = ThreadPoolExecutor(1, "fedjax_opt checkpoints")
         self._asynchronous = asynchronous
         self._pending: tuple[int, Future] | None = None
@@ -182,11 +182,9 @@ class Checkpoints:
             "round": number,
             "leaves": _describe(state),
             "metrics": {name: float(x) for name, x in (metrics or {}).items()},
-            "memory": as_text(dict(history) | {name: {} for name in counts}),
+            "memory": as_text({k: {} if k in _GROWING else x for k, x in history.items()}),
             **(identity or {}),
         }
-        if self._writer is None:
-            self._writer = self._orbax.AsyncCheckpointer(self._orbax.StandardCheckpointHandler())
         folder = self.directory / f"{_PARTIAL}{number}"
         if distributed.is_first():
             self._hold()
@@ -199,30 +197,33 @@ class Checkpoints:
         if not self._asynchronous:
             self.wait()
 
+    @functools.cached_property
+    def _writer(self) -> Any:
+        return self._orbax.AsyncCheckpointer(self._orbax.StandardCheckpointHandler())
+
     def _hold(self) -> None:
         """Keeps other runs out of the directory, and clears away what a kill has left in it."""
         if self._lock is None:
-            self.directory.mkdir(parents=True, exist_ok=True)
             self._lock = durable.Lock(self.directory / _LOCK)
-            for entry in self.directory.iterdir():
-                if entry.name.startswith((_PARTIAL, _DELETED)):
-                    shutil.rmtree(entry, ignore_errors=True)
+            for pattern in (_PARTIAL, _DELETED):
+                for folder in self.directory.glob(f"{pattern}*"):
+                    shutil.rmtree(folder, ignore_errors=True)
             self._forget_after(max(_numbers(self.directory), default=-1), {})
 
     def _new_rows(self, history: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, int]]:
         """Copies of the rows that no file has yet, and their number by section."""
         rows, counts = {}, {}
-        for section in filter(history.__contains__, _GROWING):
-            lengths = {len(column) for column in history[section].values()}
-            old = sum(file["rows"].get(section, 0) for file in self._written)
-            if len(lengths) > 1 or max(lengths, default=0) < old:
+        for section in _GROWING:
+            old = sum(file["rows"][section] for file in self._written)
+            columns = history.get(section, {})
+            lengths = [len(column) for column in columns.values()]
+            if lengths and (min(lengths) < old or min(lengths) < max(lengths)):
                 raise ValueError(
                     f"history must hold all rows of {section!r}, as many in each column and at least"
-                    f" the {old} that are saved already, got {sorted(lengths)}."
+                    f" the {old} that are saved already, got {lengths}."
                 )
-            counts[section] = max(lengths, default=0) - old
-            for name, column in history[section].items():
-                rows[f"{section}/{name}"] = np.array(column[old:])
+            counts[section] = max(lengths, default=old) - old
+            rows |= {f"{section}/{name}": np.array(x[old:]) for name, x in columns.items()}
         return rows, counts
 
     def _finish(
@@ -240,7 +241,12 @@ class Checkpoints:
                 return
             written = [*self._written]
             if any(counts.values()):
-                written.append(self._write_rows(about["round"], rows) | {"rows": counts})
+                path = self._rows_file(about["round"])
+                path.parent.mkdir(exist_ok=True)
+                np.savez(content := io.BytesIO(), allow_pickle=False, **rows)
+                durable.replace(path, content.getvalue())
+                checksum = hashlib.sha256(content.getvalue()).hexdigest()
+                written.append({"round": about["round"], "rows": counts, "sha256": checksum})
             about |= {_HISTORY: written, "sealed": durable.seal(partial)}
             durable.write_json(partial / _ABOUT, about)
             partial.rename(self.directory / str(about["round"]))
@@ -255,16 +261,6 @@ class Checkpoints:
         for old in numbers:
             if old not in stay and (every is None or old % every):
                 _delete(self.directory, old)
-
-    def _write_rows(self, number: int, rows: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Writes a file of the history; what a checkpoint says of it."""
-        first = self._written[-1]["last"] if self._written else 0
-        path = self.directory / _HISTORY / f"{first:05d}-{number:05d}.npz"
-        path.parent.mkdir(exist_ok=True)
-        buffer = io.BytesIO()
-        np.savez(buffer, allow_pickle=False, **rows)
-        durable.replace(path, buffer.getvalue())
-        return {"file": path.name, "last": number, "sha256": _sha256(buffer.getvalue())}
 
     def _best(self) -> int | None:
         if self._best_metric is None:
@@ -318,54 +314,33 @@ class Checkpoints:
         if number is None or number not in rounds:
             which = "no checkpoint" if round is None else f"no checkpoint of round {round}"
             raise ValueError(f"{self.directory} holds {which} to restore; it has {rounds}.")
+        folder = self.directory / str(number)
         where = f"The checkpoint of round {number} in {self.directory}"
         try:
-            about = self._verified(number)
+            about = durable.read_json(folder / _ABOUT)
+            if (about.get("format"), about.get("version")) != (_FORMAT, _VERSION):
+                raise ValueError(
+                    f"it is of format {about.get('format')!r}, version {about.get('version')}; this"
+                    f" version of fedjax_opt reads {_FORMAT!r}, version {_VERSION}"
+                )
+            if about["round"] != number:
+                raise ValueError(f"it was written as that of round {about['round']!r}")
+            itself = hashlib.sha256((folder / _ABOUT).read_bytes()).hexdigest()
+            durable.verify(folder, about["sealed"] | {_ABOUT: itself})
+            history = self._read_history(about)
             here = {"leaves": _describe(state), **(identity or {})}
             fingerprint.check_same_run(about, here, self._allow, where)
-            restored = self._read_state(self.directory / str(number), state)
-            history = self._read_history(about)
+            restored = self._read_state(folder, state)
         except fingerprint.OtherRun as error:
             raise ValueError(f"{where} {error}") from None
         except Exception as error:
-            why = str(error).removesuffix(".")
-            raise ValueError(f"{where} cannot be read: {why}. {self._way_on(number)}") from error
+            why, earlier = str(error).removesuffix("."), [n for n in rounds if n < number]
+            way_on = "No earlier one is there: move the directory away to begin anew."
+            if earlier:
+                way_on = f"Move {folder} away to resume from round {earlier[-1]}."
+            raise ValueError(f"{where} cannot be read: {why}. {way_on}") from error
         self._written = about[_HISTORY]
         return restored, history
-
-    def _verified(self, number: int) -> dict[str, Any]:
-        """What a checkpoint says of itself, after comparing each of its files with its checksum."""
-        folder = self.directory / str(number)
-        about = durable.read_json(folder / _ABOUT)
-        if (about.get("format"), about.get("version")) != (_FORMAT, _VERSION):
-            raise ValueError(
-                f"it is of format {about.get('format')!r}, version {about.get('version')}; this version"
-                f" of fedjax_opt reads {_FORMAT!r}, version {_VERSION}"
-            )
-        if about["round"] != number:
-            raise ValueError(f"it was written as that of round {about['round']!r}")
-        durable.verify(folder, about["sealed"] | {_ABOUT: _sha256((folder / _ABOUT).read_bytes())})
-        for file in about[_HISTORY]:
-            path = self.directory / _HISTORY / file["file"]
-            with durable.named(path, "cannot be read"):
-                content = path.read_bytes()
-            if _sha256(content) != file["sha256"]:
-                raise ValueError(f"{path} is damaged: its SHA-256 is not what was written")
-        return about
-
-    def _way_on(self, number: int) -> str:
-        """How to resume in spite of a damaged checkpoint."""
-        numbers = _numbers(self.directory)
-        for earlier in reversed([n for n in numbers if n < number]):
-            try:
-                self._verified(earlier)
-            except (ValueError, KeyError):
-                continue
-            folders = [str(self.directory / str(n)) for n in numbers if earlier < n <= number]
-            return (
-                f"Move {' and '.join(folders)} away to resume from round {earlier}, which is whole."
-            )
-        return "No earlier one is whole: move the directory away to begin anew."
 
     def _read_state(self, folder: pathlib.Path, like: FederatedState) -> FederatedState:
         """The state, on the devices where another one like it is."""
@@ -386,17 +361,24 @@ class Checkpoints:
 
     def _read_history(self, about: Mapping[str, Any]) -> dict[str, Any]:
         history = from_text(about["memory"])
-        if instead := self._went_back().get(str(about["round"])):
-            history |= from_text(instead)
+        history |= from_text(self._went_back().get(str(about["round"]), "{}"))
         parts: dict[str, list[np.ndarray]] = {}
         for file in about[_HISTORY]:
-            with np.load(self.directory / _HISTORY / file["file"]) as found:
-                for name in found.files:
-                    parts.setdefault(name, []).append(found[name])
-        for name, columns in parts.items():
+            path = self._rows_file(file["round"])
+            with durable.named(path, "cannot be read"):
+                content = path.read_bytes()
+            if hashlib.sha256(content).hexdigest() != file["sha256"]:
+                raise ValueError(f"{path} is damaged: its SHA-256 is not what was written")
+            with np.load(io.BytesIO(content)) as found:
+                for name, rows in found.items():
+                    parts.setdefault(name, []).append(rows)
+        for name, rows in parts.items():
             section, _, column = name.partition("/")
-            history[section][column] = np.concatenate(columns)
+            history[section][column] = np.concatenate(rows)
         return history
+
+    def _rows_file(self, number: int) -> pathlib.Path:
+        return self.directory / _HISTORY / f"{number:05d}.npz"
 
     def delete_after(self, round_number: int, remember: Mapping[str, Any] | None = None) -> None:
         """Deletes the checkpoints of later rounds, the newest first: the run went another way.
@@ -412,12 +394,12 @@ class Checkpoints:
                 _delete(self.directory, number)
             instead = {} if remember is None else {str(round_number): as_text(remember)}
             self._forget_after(round_number, instead)
-        self._written = [file for file in self._written if file["last"] <= round_number]
+        self._written = [file for file in self._written if file["round"] <= round_number]
 
     def _forget_after(self, number: int, instead: dict[str, str]) -> None:
         """Removes what is there of later rounds, and writes what a run remembers that went back."""
-        for path in (self.directory / _HISTORY).glob("*-*.npz"):
-            if int(path.stem.partition("-")[2]) > number:
+        for path in (self.directory / _HISTORY).glob("*.npz"):
+            if int(path.stem) > number:
                 path.unlink()
         durable.force_names(self.directory)  # first: it may not be there when they are not gone
         before = self._went_back()
@@ -469,10 +451,6 @@ def _delete(directory: pathlib.Path, number: int) -> None:
     shutil.rmtree(going, ignore_errors=True)
 
 
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
 # What is no state, as text, and back with the same bits ------------------------------------------
 
 
@@ -519,10 +497,9 @@ def _flat(tree: chex.ArrayTree) -> dict[str, chex.Array]:
 
 def _describe(state: FederatedState) -> dict[str, str]:
     """The number of clients, and the dtype and shape of each array by path."""
-    found = {"num_clients": fingerprint.of_array(state.num_clients)}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        found[jax.tree_util.keystr(path)] = f"{leaf.dtype}{list(leaf.shape)}"
-    return found
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    found = {jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in leaves}
+    return {"num_clients": fingerprint.of_array(state.num_clients)} | found
 
 
 def _is_divided(leaf: chex.Array) -> bool:

@@ -12,9 +12,9 @@ import functools
 import hashlib
 import platform
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import chex
@@ -27,6 +27,7 @@ from fedjax_opt.core.algorithm import Algorithm
 from fedjax_opt.core.client_data import ClientData, StoredClients
 from fedjax_opt.core.federation import Epochs
 from fedjax_opt.core.state import FederatedState
+from fedjax_opt.core.struct import changed
 from fedjax_opt.engine.preparation import Prepared
 from fedjax_opt.engine.run import one_round
 from fedjax_opt.execution.strategies import Strategy
@@ -69,13 +70,12 @@ def circumstances() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """The versions of everything that the numbers of a run, or its files, may depend on."""
-    found = {"python": platform.python_version()}
-    for name in (*_COMPARED, "orbax-checkpoint"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "unknown"
-    return found
+    found = {name: _version(name) for name in (*_COMPARED, "orbax.checkpoint")}
+    return {"python": platform.python_version()} | found
+
+
+def _version(name: str) -> str:
+    return getattr(sys.modules.get(name), "__version__", "unknown")
 
 
 def of_run(
@@ -122,21 +122,17 @@ def of_run(
 def _program(prepared: Prepared, state: FederatedState, algorithm: Algorithm) -> dict[str, str]:
     """Checksums of what is compiled: of a round, its clients one after the other."""
     clients: Any = prepared.federation.clients
-    number = clients.num_clients
     # Wherever examples and clients' states are kept: all of them are arrays here, of which only the
     # shapes are looked at.
     data = ClientData(clients.examples, clients.offsets, clients.sizes)
-    prepared = prepared.with_clients(data).replace(strategy=Strategy("scan"))
-    abstract, state = jax.tree.map(
+    prepared = changed(prepared.with_clients(data), strategy=Strategy("scan"))
+    stacked = jax.vmap(algorithm.init_client, in_axes=None, axis_size=clients.num_clients)  # type: ignore[call-arg]
+    state = state._replace(clients=jax.eval_shape(stacked, state.variables))
+    shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), (prepared, state)
     )
-    rows = jax.eval_shape(algorithm.init_client, state.variables)
-    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((number, *x.shape), x.dtype), rows)
     # A new function: JAX remembers the jaxprs of those that it has seen, whatever globals they read.
-    jaxpr = jax.make_jaxpr(lambda prepared, state: one_round(prepared, state))(
-        abstract, state._replace(clients=rows)
-    )
-    return {"round": of_jaxpr(jaxpr)}
+    return {"round": of_jaxpr(jax.make_jaxpr(lambda *given: one_round(*given))(*shapes))}
 
 
 def of_jaxpr(jaxpr: ClosedJaxpr) -> str:
@@ -146,20 +142,16 @@ def of_jaxpr(jaxpr: ClosedJaxpr) -> str:
     return hashlib.sha256("\n".join(found).encode()).hexdigest()[:_DIGITS]
 
 
-def _constants(jaxpr: ClosedJaxpr | Jaxpr) -> Iterator[chex.Array]:
+def _constants(jaxpr: Any) -> Iterator[chex.Array]:
     """All numbers in a program, however deep: as text, arrays are abbreviated or left out."""
     if isinstance(jaxpr, ClosedJaxpr):
         yield from jaxpr.consts
         jaxpr = jaxpr.jaxpr
-    for equation in jaxpr.eqns:
-        yield from (x.val for x in equation.invars if isinstance(x, Literal))
-        for inner in jax.tree.leaves(equation.params, is_leaf=_is_jaxpr):
-            if _is_jaxpr(inner):
+    if isinstance(jaxpr, Jaxpr):
+        for equation in jaxpr.eqns:
+            yield from (x.val for x in equation.invars if isinstance(x, Literal))
+            for inner in jax.tree.leaves(equation.params):
                 yield from _constants(inner)
-
-
-def _is_jaxpr(value: object) -> bool:
-    return isinstance(value, (ClosedJaxpr, Jaxpr))
 
 
 def describe(**parts: object) -> tuple[dict[str, str], dict[str, str]]:
@@ -170,39 +162,37 @@ def describe(**parts: object) -> tuple[dict[str, str], dict[str, str]]:
     """
     functions: dict[str, str] = {}
     numbers: dict[str, str] = {}
+
+    def walk(value: Any, path: str) -> None:
+        inner: Mapping[str, object] = {}
+        if isinstance(value, str):
+            numbers[path] = repr(value)
+        elif isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, jax.Array)):
+            numbers[path] = of_array(value)
+        elif isinstance(value, functools.partial):
+            given = [*enumerate(value.args), *value.keywords.items()]
+            inner = {"": value.func} | {f"[{name}]": x for name, x in given}
+        elif names := _fields(value):
+            functions[path] = _name(type(value))
+            inner = {f".{name}": getattr(value, name) for name in names}
+        elif callable(value):
+            functions[path] = _name(value if hasattr(value, "__name__") else type(value))
+        else:
+            leaves = jax.tree_util.tree_leaves_with_path(value, is_leaf=lambda x: x is not value)
+            inner = {jax.tree_util.keystr(keys): x for keys, x in leaves if x is not value}
+        for key, part in inner.items():
+            walk(part, path + key)
+
     for name, value in parts.items():
-        _walk(value, name, functions, numbers)
+        walk(value, name)
     return functions, numbers
-
-
-def _walk(value: Any, path: str, functions: dict[str, str], numbers: dict[str, str]) -> None:
-    inner: Mapping[str, object] = {}
-    if isinstance(value, str):
-        numbers[path] = repr(value)
-    elif isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, jax.Array)):
-        numbers[path] = of_array(value)
-    elif isinstance(value, functools.partial):
-        given = [*enumerate(value.args), *value.keywords.items()]
-        inner = {"": value.func} | {f"[{name}]": x for name, x in given}
-    elif names := _fields(value):
-        functions[path] = _name(type(value))
-        inner = {f".{name}": getattr(value, name) for name in names}
-    elif callable(value):
-        functions[path] = _name(value if hasattr(value, "__name__") else type(value))
-    else:
-        leaves = jax.tree_util.tree_leaves_with_path(value, is_leaf=lambda x: x is not value)
-        inner = {jax.tree_util.keystr(keys): x for keys, x in leaves if x is not value}
-    for key, part in inner.items():
-        _walk(part, path + key, functions, numbers)
 
 
 def _fields(value: Any) -> Sequence[str]:
     """Of a dataclass or a named tuple, the names of what it holds."""
-    if isinstance(value, type):
-        return ()
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [field.name for field in dataclasses.fields(value)]
-    return getattr(value, "_fields", ())
+    return () if isinstance(value, type) else getattr(value, "_fields", ())
 
 
 def _name(value: Any) -> str:
@@ -264,22 +254,21 @@ def check_same_run(there: Mapping[str, Any], here: Texts, allow: Sequence[str], 
     for part, what in _STRICT.items():
         if differs.get(part):
             raise OtherRun(f"is of {what}: {_listed(differs[part])}.")
-    if differs.get("versions") and "program" in here:
+    if differs["versions"] and "program" in here:
         differs["versions"].append("so the programs were not compared")
         del differs["program"]
     elif differs.get("program"):
         why = "a function that it calls, a constant or a shape was changed"
         differs["program"] = [f"the round computes something else: {why}"]
-    found = {part: differs[part] for part in CHANGES if differs.get(part)}
-    refused = {part: why for part, why in found.items() if part not in allow}
-    if refused:
-        told = ". ".join(f"Other {part}: {_listed(why)}" for part, why in refused.items())
+    found = {part: _listed(differs[part]) for part in CHANGES if differs.get(part)}
+    if refused := found.keys() - set(allow):
+        told = ". ".join(f"Other {part}: {why}" for part, why in found.items() if part in refused)
         raise OtherRun(
             f"is of a run that differs from this one. {told}. To resume with these changes, use"
             f" Checkpoints(..., allow={tuple(sorted({*allow, *refused}))!r})."
         )
     for part, why in found.items():
-        warnings.warn(f"{where} is resumed with other {part}: {_listed(why)}.", stacklevel=3)
+        warnings.warn(f"{where} is resumed with other {part}: {why}.", stacklevel=3)
 
 
 def _listed(found: Sequence[str]) -> str:
