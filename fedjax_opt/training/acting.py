@@ -89,8 +89,12 @@ class Acting:
         player.may_go_back = bool(player.keeps)
         rows = player.rounds.views  # they have the same columns from the first one on
         player.tells_scale = "step_scale" in rows if rows else player.may_go_back
+        if player.may_go_back and not self._resumed:
+            self._save()
         if self._on_disk:
             self._signals.take()
+        else:
+            player.copies = len(player.keeps)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_) -> None:
@@ -101,16 +105,6 @@ class Acting:
             for name, memory in self._player.memories.items():
                 if name in self._by_name:
                     stack.callback(self._by_name[name].end, memory, status)
-
-    @property
-    def copies(self) -> int:
-        """How many copies of the state there are on the devices."""
-        return 0 if self._on_disk else len(self._player.keeps)
-
-    def start(self) -> None:
-        """Keeps the state before the first chunk, if it may be gone back to."""
-        if self._player.keeps and not self._resumed:
-            self._save()
 
     def after(self, chunk: Chunk) -> Ended | None:
         """Lets the extensions act; how the run ends, if it does."""

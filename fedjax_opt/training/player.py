@@ -1,7 +1,7 @@
 """A run between two chunks of rounds, and the program that plays the next one."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,18 +27,24 @@ from fedjax_opt.storage.client_states import ClientStore
 from fedjax_opt.training import chunks
 from fedjax_opt.training.history import Columns, rows_of
 
+# A pure function of the algorithm, the federation and a state: numbers by name, or one per client.
+Measurement = Callable[[Algorithm, Federation, FederatedState], Mapping[str, jax.Array]]
+
 
 class Player:
     """Plays chunks of rounds, with the examples and the clients' states that they need.
 
     Args:
-      algorithm, federation, seed, state, strategy, diagnostics: as for `simulate`.
+      algorithm, federation, seed, state, measurements, strategy, diagnostics: as for `simulate`.
       chunk: the largest number of rounds in a chunk.
       store: where the clients' states are, if not on the device.
       keep: to how many checkpoints the store must be able to go back.
 
     Attributes:
       algorithm: that of the first round.
+      federation: what it learns on; its test sets are on the device when it is open.
+      measurements: what else is evaluated between the chunks.
+      copies: how many of the state there are beside it on the devices, from the first chunk on.
       prepared: what the program is called with.
       states: what brings clients' states to the devices; None if all of them are there.
       start: the state that the run starts from, as the host keeps it.
@@ -61,13 +67,15 @@ class Player:
         state: FederatedState | None,
         store: ClientStore | None,
         keep: int,
+        measurements: Sequence[Measurement],
         strategy: str | Strategy,
         diagnostics: Sequence[str],
     ) -> None:
         steps = federation.local_steps
         if isinstance(steps, StaticInt):  # traced: another K compiles nothing
             federation = changed(federation, local_steps=jnp.int32(int(steps)))
-        self.algorithm, self._chunk = first_algorithm(algorithm), chunk
+        self.algorithm, self.federation = first_algorithm(algorithm), federation
+        self.measurements, self._chunk, self.copies = measurements, chunk, 0
         self.states = None if store is None else chunks.StoreStates(store, chunk, keep)
         if state is None:
             make = partial(init_state, algorithm, federation, seed)
@@ -100,21 +108,18 @@ class Player:
         """How long the run has taken, also before it was interrupted."""
         return time.perf_counter() - self.began
 
-    def open(self, tests: object, copies: int) -> None:
-        """Settles the strategy, and puts on the devices what stays there.
-
-        Args:
-          tests: what else is there, to be evaluated between the chunks.
-          copies: of the state, as many as the run keeps.
-        """
+    def open(self) -> None:
+        """Settles the strategy, and puts on the devices what stays there."""
         strategy = self.prepared.strategy
         if strategy.name == "auto" or strategy.memory_limit is not None:
-            strategy = self._fitting(tests, 2 + copies)
+            strategy = self._fitting()
         read = self.prepared = changed(self.prepared, strategy=strategy)
         if not in_memory(read.federation.clients):
             self._examples = chunks.examples_of(read, self.state.cohort_key, self._chunk)
             read = read.with_clients(int(self.start.num_clients))
-        self._placed = place(read, strategy)
+        tests = self.federation.test, self.federation.client_test
+        self._placed, (test, client_test) = place((read, tests), strategy)
+        self.federation = changed(self.federation, test=test, client_test=client_test)
         self.go_on_from(self.state)
 
     def go_on_from(self, state: FederatedState) -> None:
@@ -167,7 +172,7 @@ class Player:
         if self.states is not None:
             self.states.close()
 
-    def _fitting(self, tests: object, copies: int) -> Strategy:
+    def _fitting(self) -> Strategy:
         """The strategy that fits into memory, beside test sets and copies of the state."""
         federation, size = self.prepared.federation, self.prepared.federation.cohort.size
         clients: Any = federation.clients
@@ -182,7 +187,8 @@ class Player:
             )
             return _play.lower(*shapes, count, self._chunk).compile()
 
-        data, states = (examples, federation.validation, tests), [self._seen] * copies
+        tests = federation.validation, self.federation.test, self.federation.client_test
+        data, states = (examples, tests), [self._seen] * (2 + self.copies)
         return memory.fit(self.prepared.strategy, size, compiled, data, states)
 
 

@@ -24,8 +24,8 @@ from fedjax_opt.training.checkpoints import Checkpoints
 from fedjax_opt.training.extensions import Chunk, Extension
 from fedjax_opt.training.history import NonFiniteLossError, Result, describe_failure, rows_of
 from fedjax_opt.training.interruption import Interrupted
-from fedjax_opt.training.measuring import Evaluator, Measurement
-from fedjax_opt.training.player import Player
+from fedjax_opt.training.measuring import measure, measured
+from fedjax_opt.training.player import Measurement, Player
 from fedjax_opt.training.progress import Progress
 
 
@@ -101,18 +101,18 @@ def simulate(
         extensions.append(Progress())
     keep = 1 if checkpoints is None else checkpoints.keep
     player = Player(
-        algorithm, federation, chunk, seed, state, client_states, keep, strategy, diagnostics
-    )
+        algorithm, federation, chunk, seed, state, client_states, keep, measurements, strategy,
+        diagnostics,
+    )  # fmt: skip
+    names, acting = (), None
     with contextlib.ExitStack() as stack:
         stack.callback(player.close)
-        evaluator = acting = None
         if measurements or federation.test is not None or federation.client_test is not None:
-            evaluator = Evaluator(player, federation, measurements)
+            names = measured(player)
         if extensions or checkpoints is not None:
-            names = () if evaluator is None else evaluator.names
             acting = Acting(player, extensions, checkpoints, names, rounds)
             stack.enter_context(acting)
-        ended = _play(player, evaluator, acting, rounds)
+        ended = _play(player, names, acting, rounds)
         if acting is not None:
             acting.status = ended.status
     history = player.rounds.views or rows_of(player.no_rounds())
@@ -129,21 +129,15 @@ def simulate(
     return result
 
 
-def _play(player: Player, evaluator: Evaluator | None, acting: Acting | None, rounds: int) -> Ended:
+def _play(player: Player, names: Sequence[str], acting: Acting | None, rounds: int) -> Ended:
     """Plays chunk after chunk until the run ends."""
-    player.open(
-        () if evaluator is None else evaluator.tests, 0 if acting is None else acting.copies
-    )
-    if evaluator is not None:
-        evaluator.place()
-    if acting is not None:
-        acting.start()
+    player.open()
     while player.round < rounds and not player.stops:
         first = player.round
         infos = player.play(rounds)
         finite, metrics = bool(infos.finite.all()), {}
-        if evaluator is not None and finite:
-            metrics = evaluator()
+        if names and finite:
+            metrics = measure(player)
         if acting is not None:
             ended = acting.after(
                 Chunk(

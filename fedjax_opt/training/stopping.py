@@ -24,7 +24,8 @@ def early_stopping(metric: str = "loss", patience: int = 10, maximise: bool = Fa
       >>> fo.early_stopping("accuracy", patience=5, maximise=True).name
       'early_stopping(accuracy)'
     """
-    return _EarlyStopping(metric, maximise, checks.integer("patience", patience, low=1))
+    checks.integer("patience", patience, low=1)
+    return _OnMetric(metric, maximise, patience=patience)
 
 
 def stop_at(metric: str, target: float, maximise: bool = True) -> Extension:
@@ -43,13 +44,23 @@ def stop_at(metric: str, target: float, maximise: bool = True) -> Extension:
       >>> fo.stop_at("accuracy", 0.9).name
       'stop_at(accuracy, 0.9)'
     """
-    return _StopAt(metric, maximise, target)
+    return _OnMetric(metric, maximise, target=target)
 
 
 @dataclasses.dataclass(frozen=True)
 class _OnMetric(Extension):
+    """Stops at a target, or where there is none, after so many evaluations without a new best."""
+
     metric: str
     maximise: bool
+    patience: int = 1
+    target: float | None = None
+
+    @property
+    def name(self) -> str:
+        if self.target is None:
+            return f"early_stopping({self.metric})"
+        return f"stop_at({self.metric}, {self.target})"
 
     def begin(self, run: RunFacts, memory: Memory | None) -> Memory:
         if self.metric not in run.names:
@@ -62,37 +73,12 @@ class _OnMetric(Extension):
     def after(self, memory: Memory, chunk: Chunk) -> tuple[Memory, Stop | None]:
         if not chunk.finite:
             return memory, None
-        return self.judge(memory, chunk.metrics[self.metric] * (1 if self.maximise else -1))
-
-    def judge(self, memory: Memory, value: float) -> tuple[Memory, Stop | None]:
-        raise NotImplementedError
-
-
-@dataclasses.dataclass(frozen=True)
-class _EarlyStopping(_OnMetric):
-    patience: int
-
-    @property
-    def name(self) -> str:
-        return f"early_stopping({self.metric})"
-
-    def judge(self, memory: Memory, value: float) -> tuple[Memory, Stop | None]:
+        sign, waited = 1 if self.maximise else -1, memory["waited"] + 1
+        value = sign * chunk.metrics[self.metric]
+        if self.target is not None:
+            reached = value >= sign * self.target
+            return memory, Stop(f"{self.metric} reached {self.target}") if reached else None
         if value > memory["best"]:
             return {"best": value, "waited": 0}, None
-        memory = {"best": memory["best"], "waited": memory["waited"] + 1}
-        if memory["waited"] < self.patience:
-            return memory, None
-        return memory, Stop(f"{self.metric} has not improved in {self.patience} evaluations")
-
-
-@dataclasses.dataclass(frozen=True)
-class _StopAt(_OnMetric):
-    target: float
-
-    @property
-    def name(self) -> str:
-        return f"stop_at({self.metric}, {self.target})"
-
-    def judge(self, memory: Memory, value: float) -> tuple[Memory, Stop | None]:
-        reached = value >= (self.target if self.maximise else -self.target)
-        return memory, Stop(f"{self.metric} reached {self.target}") if reached else None
+        why = f"{self.metric} has not improved in {self.patience} evaluations"
+        return memory | {"waited": waited}, Stop(why) if waited >= self.patience else None

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import importlib
 import pathlib
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
-from fedjax_opt.training import acting, history, measuring
+from fedjax_opt.training import acting, history
 from fedjax_opt.training import checkpoints as on_disk
 from tests.core import problems
 
@@ -95,8 +96,9 @@ class Killed(BaseException):
     """The end of the process."""
 
 
+LOOP = importlib.import_module("fedjax_opt.training.simulate")
 STEPS = [
-    (history.Columns, "append"), (history.Columns, "cut"), (measuring.Evaluator, "__call__"),
+    (history.Columns, "append"), (history.Columns, "cut"), (LOOP, "measure"),
     (acting.Acting, "_begin"), (acting.Acting, "_ask"), (acting.Acting, "_save"),
     (acting.Acting, "_go_back"), (acting.Acting, "_restore"), (InMemory, "_delete"),
     (InMemory, "_forget_after"), (fo.ClientStore, "roll_back"), (on_disk, "_delete"),
