@@ -35,7 +35,7 @@ from fedjax_opt.experiments.facts import at_edges, edge_note, facts
 from fedjax_opt.experiments.recipes import load_task
 from fedjax_opt.experiments.rundir import RunDirectory, read
 from fedjax_opt.experiments.sweep import Progress, remaining
-from fedjax_opt.training.progress import RoundBar
+from fedjax_opt.training.progress import round_bar
 
 _COMMANDS = {
     "run": "one algorithm on a task, with wrappers, a controller and several seeds",
@@ -110,7 +110,7 @@ def play(experiment: Experiment, setup: playing.Setup, directory: RunDirectory) 
     total = setup.rounds * sum(len(program.trials) for program in setup.programs)
     missing = [remaining(p.trials, directory.records, setup.rounds) for p in setup.programs]
     finished = total - setup.rounds * sum(map(len, missing))
-    bar = RoundBar(
+    bar = round_bar(
         total=total,
         initial=finished,
         desc=experiment.task.name,

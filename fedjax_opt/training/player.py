@@ -32,30 +32,13 @@ Measurement = Callable[[Algorithm, Federation, FederatedState], Mapping[str, jax
 
 
 class Player:
-    """Plays chunks of rounds, with the examples and the clients' states that they need.
+    """A run: how far it has come, and what plays its next chunk of rounds.
 
     Args:
       algorithm, federation, seed, state, measurements, strategy, diagnostics: as for `simulate`.
       chunk: the largest number of rounds in a chunk.
       store: where the clients' states are, if not on the device.
       keep: to how many checkpoints the store must be able to go back.
-
-    Attributes:
-      algorithm: that of the first round.
-      federation: what it learns on; its test sets are on the device when it is open.
-      measurements: what else is evaluated between the chunks.
-      copies: how many of the state there are beside it on the devices, from the first chunk on.
-      prepared: what the program is called with.
-      states: what brings clients' states to the devices; None if all of them are there.
-      start: the state that the run starts from, as the host keeps it.
-      state, round: how far it has come.
-      rounds, evaluations: what has been written down.
-      memories, stops: what extensions remember, and why they have ended the run, by name.
-      keeps: the rounds that they may go back to.
-      may_go_back: whether they may ask for it, from the first chunk on.
-      tells_scale: whether the history has a column of the step's scale.
-      step_scale: what the step is multiplied by.
-      began: by the clock, had the run never been interrupted.
     """
 
     def __init__(
@@ -74,34 +57,34 @@ class Player:
         steps = federation.local_steps
         if isinstance(steps, StaticInt):  # traced: another K compiles nothing
             federation = changed(federation, local_steps=jnp.int32(int(steps)))
-        self.algorithm, self.federation = first_algorithm(algorithm), federation
-        self.measurements, self._chunk, self.copies = measurements, chunk, 0
+        self.algorithm = first_algorithm(algorithm)
+        self.federation, self.measurements, self._chunk = federation, measurements, chunk
+        # What brings clients' states and examples to the devices; None if all of them are there.
         self.states = None if store is None else chunks.StoreStates(store, chunk, keep)
+        self._examples: chunks.FileExamples | None = None
         if state is None:
-            make = partial(init_state, algorithm, federation, seed)
-            if self.states is not None:
-                make = partial(chunks.without_clients, algorithm, federation, seed)
+            new = init_state if self.states is None else chunks.without_clients
+            make = partial(new, algorithm, federation, seed)
             mesh = resolve(strategy).mesh
             state = make() if mesh is None else placement.make_sharded(make, mesh)
         if self.states is not None:
             self.states, state = self.states.open(self.algorithm, state)
-        self.prepared, self.start = prepare(
+        self.prepared, start = prepare(
             algorithm, federation, state, strategy, diagnostics, "simulate"
         )
-        self._seen = (
-            self.start
-        )  # by a round: with the clients' states, or the shapes of some of them
+        # Where it starts, as the host keeps it; and as a round sees it, with shapes of clients' states.
+        self.start = self._seen = start
         if self.states is not None:
-            self.start, self._seen = self.states.part(self.start, federation.cohort)
-        self._examples: chunks.FileExamples | None = None
-        self.state, self.round = self.start, int(self.start.round)
-        self.rounds, self.evaluations = Columns(), Columns()
-        self.memories: dict[str, Any] = {}
-        self.stops: dict[str, str] = {}
-        self.keeps: set[int] = set()
-        self.may_go_back = self.tells_scale = False
-        self.step_scale = 1.0
-        self.began = time.perf_counter()
+            self.start, self._seen = self.states.part(start, federation.cohort)
+        self.state, self.round = self.start, int(start.round)
+        self.rounds, self.evaluations = Columns(), Columns()  # what is written down
+        self.memories: dict[str, Any] = {}  # what extensions remember, by name
+        self.stops: dict[str, str] = {}  # why they have ended the run
+        self.keeps: set[int] = set()  # the rounds that they may go back to
+        self.may_go_back = False  # whether they may ask for it, from the first chunk on
+        self.copies = 0  # of the state on the devices, to go back to
+        self.step_scale, self.tells_scale = 1.0, False  # and whether the history has a column of it
+        self.began = time.perf_counter()  # had the run never been interrupted
 
     @property
     def seconds(self) -> float:

@@ -7,28 +7,13 @@ from tqdm.auto import tqdm
 from fedjax_opt.training.extensions import Chunk, Extension, Memory, RunFacts
 
 
-class RoundBar(tqdm):
-    """A bar of tqdm whose clock starts after the first update, which waited for the compiler.
+def round_bar(**settings: Any) -> tqdm:
+    """A bar of tqdm whose rate is that of the last rounds: the first ones wait for the compiler.
 
     Args:
       **settings: tqdm's own.
     """
-
-    def __init__(self, **settings: Any) -> None:
-        self._ticks = False
-        super().__init__(unit="round", smoothing=0, miniters=1, **settings)
-
-    def update(self, n: float | None = 1) -> bool | None:
-        """Counts rounds that were just done.
-
-        Args:
-          n: how many.
-        """
-        shown = super().update(n)
-        if n and not self._ticks and not self.disable:
-            self._ticks, self.initial = True, self.n
-            self.start_t = self.last_print_t = self._time()  # type: ignore[attr-defined]
-        return shown
+    return tqdm(unit="round", smoothing=1, miniters=1, **settings)
 
 
 class Progress(Extension):
@@ -40,14 +25,14 @@ class Progress(Extension):
 
     def __init__(self, title: str = "training") -> None:
         self._title = title
-        self._bar: RoundBar | None = None
+        self._bar: tqdm | None = None
 
     def begin(self, run: RunFacts, memory: Memory | None) -> Memory:
         """Opens the bar, or puts it back."""
         del memory
         if self._bar is None:
             disable = None if run.is_first else True  # None: where it is no terminal
-            self._bar = RoundBar(
+            self._bar = round_bar(
                 total=run.rounds, initial=run.round, desc=self._title, disable=disable
             )
         self._bar.update(run.round - self._bar.n)

@@ -184,7 +184,7 @@ def test_other_versions_do_not_go_on(tmp_path, monkeypatch):
         sweep(unfinished=Unfinished(folder))
 
 
-@pytest.mark.parametrize("name", ["2/about.json", "2/state/_METADATA", "history/00000-00002.npz"])
+@pytest.mark.parametrize("name", ["2/about.json", "2/state/_METADATA", "history/00002.npz"])
 def test_a_damaged_one_is_refused(expected, tmp_path, name):
     folder = tmp_path / "unfinished"
     interrupted(folder, 2)

@@ -10,20 +10,16 @@ from fedjax_opt.training import progress
 from tests.core.test_simulate import Terminal
 
 
-def test_the_clock_starts_after_the_first_update(monkeypatch):
-    """Most of it was the compiler, or rounds that an earlier run has done."""
+def test_the_rate_is_that_of_the_last_rounds(monkeypatch):
+    """The first ones waited for the compiler."""
     now = [100.0]
     monkeypatch.setattr(tqdm.std, "time", lambda: now[0])
-    with progress.RoundBar(total=100, initial=10, file=io.StringIO()) as bar:
+    with progress.round_bar(total=100, initial=10, file=io.StringIO()) as bar:
         now[0] += 65.0
         bar.update(10)
-        assert "20/100 [00:00<?, ?round/s]" in str(bar)
         now[0] += 5.0
         bar.update(10)
-        assert "30/100 [00:05<00:35,  2.00round/s]" in str(bar)
-        now[0] += 15.0
-        bar.update(10)
-        assert "40/100 [00:20<01:00,  1.00round/s]" in str(bar)
+        assert "30/100" in str(bar) and "00:35,  2.00round/s]" in str(bar)
 
 
 def test_the_bar_of_a_run_goes_back_with_it(monkeypatch):
