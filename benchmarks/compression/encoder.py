@@ -9,7 +9,7 @@ on what else the machine does, their ratio to a copy less. The table has the med
 A message is the change of a dense network, normally distributed; CE-FedAvg's has Adam's moments beside
 it, whose magnitudes span seventeen orders. MB are 10^6 bytes of float32. `program` is the share of the
 encoder's time that the compiled program takes to find the largest entries and their codes; the rest
-makes bytes of them. The last rows are the Golomb code alone, on the positions of a million entries.
+makes bytes of them.
 """
 
 import argparse
@@ -37,7 +37,7 @@ import numpy as np
 
 from fedjax_opt import Variables
 from fedjax_opt import compression as fc
-from fedjax_opt.compression import golomb, wire
+from fedjax_opt.compression import wire
 
 RESULTS = Path(__file__).parents[1] / "results" / "encoder.json"
 MODELS = {"2NN": (784, 200, 200, 10), "wide 2NN": (784, 1000, 1000, 10)}
@@ -53,14 +53,14 @@ class Row(NamedTuple):
       sent: the bytes that are made of it.
       encode: encodes the message.
       decode: decodes it.
-      program: the part of encoding that is compiled; None where nothing is.
+      program: the part of encoding that is compiled.
     """
 
     raw: np.ndarray
     sent: int
     encode: Callable[[], Any]
     decode: Callable[[], Any]
-    program: Callable[[], Any] | None
+    program: Callable[[], Any]
 
 
 def network(widths: tuple[int, ...], draw: Callable[[tuple[int, ...]], np.ndarray]) -> list:
@@ -95,19 +95,6 @@ def message_row(codec: fc.Codec, tree: Any) -> Row:
     )
 
 
-def golomb_row(sparsity: float, size: int = 1_000_000) -> Row:
-    indices = np.flatnonzero(np.random.default_rng(0).random(size) >= sparsity)
-    b = golomb.parameter(sparsity)
-    unary, remainders = golomb.encode(indices, b)
-    return Row(
-        np.zeros(size, np.float32),
-        unary.data.size + remainders.data.size,
-        lambda: golomb.encode(indices, b),
-        lambda: golomb.decode(unary, remainders, b, indices.size, size),
-        None,
-    )
-
-
 def rows(models: list[str]) -> dict[str, Row]:
     found = {}
     for model in models:
@@ -116,8 +103,6 @@ def rows(models: list[str]) -> dict[str, Row]:
                 codec = fc.chain(fc.top_k(s), fc.uniform(8))
                 codec = fc.ce_fedavg(s) if kind == "CE-FedAvg" else codec
                 found[f"{model}, {kind}, s = {s}"] = message_row(codec, tree)
-    for s in (0.0, *SPARSITIES, 0.999):
-        found[f"Golomb code, s = {s}"] = golomb_row(s)
     return found
 
 
@@ -135,9 +120,8 @@ def measure(row: Row) -> dict[str, float]:
         np.copyto(target, row.raw)
 
     before = seconds(copy)
-    found = {"encode": seconds(row.encode), "decode": seconds(row.decode)}
-    if row.program is not None:
-        found["program"] = seconds(row.program)
+    parts = {"encode": row.encode, "decode": row.decode, "program": row.program}
+    found = {name: seconds(part) for name, part in parts.items()}
     return found | {"copy": (before + seconds(copy)) / 2}
 
 
@@ -147,7 +131,7 @@ def summary(row: Row, repeats: list[dict[str, float]]) -> dict[str, float]:
     def median(of: Callable[[dict[str, float]], float]) -> float:
         return statistics.median(of(repeat) for repeat in repeats)
 
-    result = {
+    return {
         "raw_megabytes": megabytes,
         "ratio": row.raw.nbytes / row.sent,
         "encode_megabytes_per_second": median(lambda r: megabytes / r["encode"]),
@@ -156,10 +140,8 @@ def summary(row: Row, repeats: list[dict[str, float]]) -> dict[str, float]:
         "fastest_decode_megabytes_per_second": max(megabytes / r["decode"] for r in repeats),
         "encode_in_copies": median(lambda r: r["encode"] / r["copy"]),
         "decode_in_copies": median(lambda r: r["decode"] / r["copy"]),
+        "program_share": median(lambda r: r["program"] / r["encode"]),
     }
-    if row.program is not None:
-        result["program_share"] = median(lambda r: r["program"] / r["encode"])
-    return result
 
 
 def main() -> None:
@@ -185,11 +167,10 @@ def main() -> None:
     print("| message | smaller by | encoded, MB/s | decoded, MB/s | in copies | program |")
     print("| --- | --- | --- | --- | --- | --- |")
     for name, r in results.items():
-        share = f"{r['program_share']:.0%}" if "program_share" in r else "-"
         print(
             f"| {name} | {r['ratio']:.1f} | {r['encode_megabytes_per_second']:.0f} |"
             f" {r['decode_megabytes_per_second']:.0f} | {r['encode_in_copies']:.0f} and"
-            f" {r['decode_in_copies']:.0f} | {share} |"
+            f" {r['decode_in_copies']:.0f} | {r['program_share']:.0%} |"
         )
     slow = [name for name, r in results.items() if r["encode_megabytes_per_second"] < TARGET]
     slow += [name for name, r in results.items() if r["decode_megabytes_per_second"] < TARGET]

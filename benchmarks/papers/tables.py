@@ -1,6 +1,11 @@
 """Tables that the papers print, from what the library computes."""
 
+import math
+
+import jax
+
 import fedjax_opt as fo
+from fedjax_opt.compression import golomb
 
 # Table 1 of Zaccone et al. (2024): what each rate assumes beside smoothness and bounded noise, and a
 # client's bytes in a round in units of FedAvg's, counted from the algorithms.
@@ -22,3 +27,25 @@ def rate_table(constants: fo.bounds.RateConstants) -> list[str]:
         f"{name:20}{float(found[name].value):10.6f}  {GHBM_TABLE_1[name][1]} x  {GHBM_TABLE_1[name][0]}"
         for name in names
     ]
+
+
+def upload_bits(variables: fo.Variables, sparsity: float, moments: bool = False) -> float:
+    """What a client uploads in a round, by (3.1) of the thesis; with Adam's moments by (3.2).
+
+        FedAvg      160 |W| + (1 - s) ( 8 + g_s) sum |w|
+        CE-FedAvg   224 |W| + (1 - s) (24 + g_s) sum |w|
+
+    with |W| tensors of sum |w| entries, and g_s the bits of a Golomb-coded position.
+
+    Mills. Federated machine learning in edge computing. PhD thesis, University of Exeter, chapter 3.
+    """
+    sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(variables.params)]
+    a_tensor, an_entry = (224, 24) if moments else (160, 8)
+    sent = (1 - sparsity) * (an_entry + golomb.expected_bits(sparsity))
+    return a_tensor * len(sizes) + sent * sum(sizes)
+
+
+def upload_ratio(sparsity: float, moments: bool = False) -> float:
+    """How many times smaller that is, without the terms of the tensors' headers."""
+    plain, coded = (96, 24) if moments else (32, 8)
+    return plain / ((1 - sparsity) * (coded + golomb.expected_bits(sparsity)))

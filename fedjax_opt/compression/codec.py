@@ -7,29 +7,78 @@ Everything else, and what is excluded, travels as it is.
 
     compress(codec, tree, key)         -> Payload: codes, and what the server needs to read them
     decompress(codec, payload, like)   -> the tree that the server sees; 0 where nothing was sent
-    size_in_bytes(codec, payload, like) -> exactly what `encode` of the same would make, as int32
+    size_in_bytes(codec, payload, like) -> exactly the bytes that `encode` of the same would make
     lossy, size                        -> both from the message itself
+    expected_bytes(codec, like)        -> the size on average, from shapes alone
 
-All are pure and can be jitted; sparsities are leaves, so that a sweep over them is one `vmap`.
+All but the last can be jitted; sparsities are leaves, so that a sweep over them is one `vmap`.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_opt.compression import golomb
-from fedjax_opt.compression.folding import count_true
-from fedjax_opt.compression.layout import Slot, layout
-from fedjax_opt.compression.quantisers import Quantiser, code_dtype
-from fedjax_opt.compression.sparsifiers import Sparsifier
-from fedjax_opt.core import trees
+from fedjax_opt.compression.largest import count_true
+from fedjax_opt.core import Variables, checks, trees
 from fedjax_opt.core.algorithm import StaticInt
 
 # magic, version, checksum
 ENVELOPE_BYTES = 7
 SEED_BYTES = 8
+COUNT_BYTES = 4
+PARAMETER_BYTES = 1
+
+
+@jax.tree_util.register_static
+class Name(str):
+    """The name of a part of a codec: structure, not a leaf. Bytes depend on it, so it never changes."""
+
+
+class Sparsifier(NamedTuple):
+    """Which entries travel.
+
+    Attributes:
+      name: what both ends call it.
+      select: (values, a tuple of vectors; kept, marks of each or None for all; key) -> (kept, factors):
+        new marks, and what the kept entries of each vector are multiplied by.
+      sparsity: the share of the entries that do not travel.
+      by_seed: 1 where the marks follow from a key alone, which is sent in place of positions.
+      rescales: 1 where factors may be other than 1.
+    """
+
+    name: Name
+    select: Callable
+    sparsity: chex.Numeric
+    by_seed: StaticInt
+    rescales: StaticInt
+
+
+class Quantiser(NamedTuple):
+    """How the kept entries of a tensor become codes.
+
+    Attributes:
+      name: what both ends call it.
+      quantise: (values `[n]`, count=, zeros=, key=) -> (codes `[n]`, header `[h]`). Entries that do not
+        travel are 0; `count` do travel; `zeros` says whether some of those may be 0, too. Codes are
+        whole numbers in floating point. The header is NaN if an entry is not finite.
+      restore: (codes, header) -> values.
+      radix: the number of codes.
+      header_size: how many numbers the header has.
+      random: 1 where `quantise` needs a key.
+    """
+
+    name: Name
+    quantise: Callable
+    restore: Callable
+    radix: StaticInt
+    header_size: StaticInt
+    random: StaticInt
 
 
 class Codec(NamedTuple):
@@ -46,7 +95,7 @@ class Codec(NamedTuple):
     sparsifiers: tuple[Sparsifier, ...] = ()
     quantiser: Quantiser | None = None
     companion: Quantiser | None = None
-    excluded: tuple[Any, ...] = ()
+    excluded: tuple[Callable, ...] = ()
     min_size: StaticInt = StaticInt(0)
 
     @property
@@ -66,6 +115,52 @@ class Codec(NamedTuple):
         return any(s.by_seed for s in self.sparsifiers) or any(q.random for q in quantisers)
 
 
+class Slot(NamedTuple):
+    """One leaf of a message, and how it travels.
+
+    Attributes:
+      path: its path in the model, or in the message.
+      shape: its shape.
+      dtype: its dtype.
+      leader: the index of the leaf whose kept entries are its own: its own index where it chooses
+        itself, another's for a companion, None for a leaf that travels as it is.
+      quantiser: its codes; None for the numbers themselves.
+      counted: whether the number of its entries is sent.
+      placed: whether their positions are.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: Any
+    leader: int | None
+    quantiser: Quantiser | None
+    counted: bool
+    placed: bool
+
+    @property
+    def size(self) -> int:
+        """The number of its entries."""
+        return math.prod(self.shape)
+
+    @property
+    def wide(self) -> Any:
+        """The dtype in which it is computed."""
+        return np.dtype(trees.sum_dtype(self.dtype))
+
+    @property
+    def header_size(self) -> int:
+        """How many numbers its header has."""
+        return 0 if self.quantiser is None else int(self.quantiser.header_size)
+
+    @property
+    def packed(self) -> tuple[int, int]:
+        """(how many codes make a number, the bits of that number): three codes go 5 to a byte."""
+        if self.quantiser is None:
+            return 1, 8 * self.dtype.itemsize
+        radix = int(self.quantiser.radix)
+        return (5, 8) if radix == 3 else (1, radix.bit_length() - 1)
+
+
 class Tensor(NamedTuple):
     """One leaf as it travels, still as vectors over all of its entries.
 
@@ -76,10 +171,10 @@ class Tensor(NamedTuple):
       parameter: of the Golomb code of the positions, int32; None where no positions are sent.
     """
 
-    kept: jax.Array | None
-    codes: jax.Array
-    header: jax.Array
-    parameter: jax.Array | None
+    kept: Any
+    codes: chex.Array
+    header: chex.Array
+    parameter: Any
 
 
 class Payload(NamedTuple):
@@ -89,57 +184,69 @@ class Payload(NamedTuple):
     seed: jax.Array | None
 
 
-def compress(
-    codec: Codec, tree: Any, key: jax.Array | None = None, integers: bool = True
-) -> Payload:
+def layout(codec: Codec, tree: Any) -> tuple[Slot, ...]:
+    """How each leaf of a message travels, in the order of its leaves; it depends on shapes alone."""
+    leaves = [(path, _text(path or ()), leaf) for path, leaf in _paths_in_the_model(tree)]
+    excluded = _excluded(codec, leaves)
+    slots: list[Slot] = []
+    leaders: dict[Any, int] = {}
+    for index, (path, text, leaf) in enumerate(leaves):
+        leader = quantiser = None
+        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+        enough = math.prod(leaf.shape) >= max(int(codec.min_size), 1)
+        if path is not None and index not in excluded and floating and enough:
+            leader = leaders.setdefault(path, index)
+            quantiser = codec.quantiser
+            if leader != index and codec.companion is not None:
+                quantiser = codec.companion
+        counted = leader == index and bool(codec.sparsifiers)
+        how = leader, quantiser, counted, counted and not codec.by_seed
+        slots.append(Slot(text, tuple(leaf.shape), jnp.dtype(leaf.dtype), *how))
+    return tuple(slots)
+
+
+def compress(codec: Codec, tree: Any, key: chex.PRNGKey | None = None) -> Payload:
     """The codes of a message.
 
     Args:
       codec: a `Codec`.
       tree: the message.
       key: for codecs that draw random numbers.
-      integers: whether codes are made unsigned integers, as they travel. Where nobody packs them that
-        would be two conversions for nothing, which cost as much as the rest of a quantiser.
 
     Returns:
       A `Payload`.
     """
     if codec.random and key is None:
         raise ValueError("key must be given: this codec draws random numbers. Got None.")
-    slots, leaves = layout(codec, tree), jax.tree.leaves(tree)
-    own = [i for i, slot in enumerate(slots) if slot.leader == i]
-    values = {i: _as_vector(leaves[i]) for i, slot in enumerate(slots) if slot.leader is not None}
-    seed, select_key = None, key
+    slots, seed, select_key = layout(codec, tree), None, key
+    values = [
+        leaf.reshape(-1).astype(leaf.dtype if slot.leader is None else slot.wide)
+        for slot, leaf in zip(slots, jax.tree.leaves(tree), strict=True)
+    ]
     if codec.by_seed and key is not None:
         seed = jax.random.bits(key, (2,), jnp.uint32)
         select_key = _key_of(seed)
-    marks, factors = _select(codec, tuple(values[i] for i in own), select_key)
-    kept, factor = dict(zip(own, marks, strict=True)), dict(zip(own, factors, strict=True))
+    selected = _select(codec, slots, values, select_key)
     tensors = []
-    for i, (slot, leaf) in enumerate(zip(slots, leaves, strict=True)):
-        if slot.leader is None:
-            tensors.append(Tensor(None, leaf.reshape(-1), jnp.zeros(0, jnp.float32), None))
-            continue
-        leads, marked = slot.leader == i, kept[slot.leader]
-        mine, count, parameter = values[i], jnp.int32(values[i].size), None
-        if marked is not None:
-            mine = jnp.where(marked, mine * jnp.asarray(factor[slot.leader], mine.dtype), 0)
+    for i, (slot, mine) in enumerate(zip(slots, values, strict=True)):
+        count, parameter, header = slot.size, None, jnp.zeros(0, jnp.float32)
+        kept, factor = (None, 1.0) if slot.leader is None else selected[slot.leader]
+        if kept is not None:
+            mine = jnp.where(kept, mine * jnp.asarray(factor, mine.dtype), 0)
             # Made once: every pass of a quantiser would otherwise ask again who is kept.
             mine = jax.lax.optimization_barrier(mine)
-            if leads and not codec.by_seed:
-                marked = kept[i] = mine != 0  # the receiver knows zeros without being told
-            count = count_true(marked)
-            if leads and not codec.by_seed:
-                parameter = golomb.parameter_of(count, marked.size)
-        quantiser = quantiser_of(codec, i, slot)
-        if quantiser is None:
-            codes, header = mine.astype(slot.dtype), jnp.zeros(0, jnp.float32)
-        else:
+            if slot.placed:
+                kept = mine != 0  # the receiver knows zeros without being told
+                selected[i] = kept, factor
+            count = count_true(kept)
+            if slot.placed:
+                parameter = golomb.parameter_of(count, slot.size)
+        codes = mine.astype(slot.dtype)
+        if slot.quantiser is not None:
+            zeros = kept is None or not slot.placed
             leaf_key = None if key is None else jax.random.fold_in(key, 2**16 + i)
-            zeros = marked is None or codec.by_seed or not leads
-            codes, header = quantiser.quantise(mine, count, zeros, leaf_key)
-            codes = codes.astype(code_dtype(quantiser.radix)) if integers else codes
-        tensors.append(Tensor(marked, codes, header, parameter))
+            codes, header = slot.quantiser.quantise(mine, count=count, zeros=zeros, key=leaf_key)
+        tensors.append(Tensor(kept, codes, header, parameter))
     return Payload(tuple(tensors), seed)
 
 
@@ -155,18 +262,17 @@ def decompress(codec: Codec, payload: Payload, like: Any) -> Any:
       The message as the receiver sees it.
     """
     leaves = []
-    for i, (slot, tensor) in enumerate(zip(layout(codec, like), payload.tensors, strict=True)):
-        quantiser = None if slot.leader is None else quantiser_of(codec, i, slot)
+    for slot, tensor in zip(layout(codec, like), payload.tensors, strict=True):
         values = tensor.codes
-        if quantiser is not None:
-            values = quantiser.restore(tensor.codes.astype(tensor.header.dtype), tensor.header)
+        if slot.quantiser is not None:
+            values = slot.quantiser.restore(values, tensor.header)
         if tensor.kept is not None:
             values = jnp.where(tensor.kept, values, 0)
         leaves.append(values.astype(slot.dtype).reshape(slot.shape))
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def lossy(codec: Codec, tree: Any, key: jax.Array | None = None) -> Any:
+def lossy(codec: Codec, tree: Any, key: chex.PRNGKey | None = None) -> Any:
     """The message as the receiver sees it: `decompress` after `compress`.
 
     Args:
@@ -184,10 +290,10 @@ def lossy(codec: Codec, tree: Any, key: jax.Array | None = None) -> Any:
       >>> compression.lossy(compression.top_k(0.5), change)["w"].tolist()
       [0.0, -3.0, 2.0, 0.0]
     """
-    return decompress(codec, compress(codec, tree, key, integers=False), tree)
+    return decompress(codec, compress(codec, tree, key), tree)
 
 
-def size(codec: Codec, tree: Any, key: jax.Array | None = None) -> jax.Array:
+def size(codec: Codec, tree: Any, key: chex.PRNGKey | None = None) -> jax.Array:
     """The bytes that `encode` makes of a message, exactly, inside a program and without making them.
 
     Args:
@@ -196,20 +302,20 @@ def size(codec: Codec, tree: Any, key: jax.Array | None = None) -> jax.Array:
       key: for codecs that draw random numbers.
 
     Returns:
-      A scalar, int32.
+      A scalar, int32; in floating point for messages that might have more than 2^31 bytes.
 
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from fedjax_opt import compression
       >>> codec, tree = compression.ce_fedavg(0.9), {"w": jnp.sin(jnp.arange(1000.0))}
       >>> int(jax.jit(compression.size)(codec, tree)), len(compression.encode(codec, tree))
-      (188, 188)
+      (189, 189)
     """
-    return size_in_bytes(codec, compress(codec, tree, key, integers=False), tree)
+    return size_in_bytes(codec, compress(codec, tree, key), tree)
 
 
 def size_in_bytes(codec: Codec, payload: Payload, like: Any) -> jax.Array:
-    """The bytes that `encode` makes of the same message, exactly, as int32.
+    """The bytes that `encode` makes of the same message.
 
     Args:
       codec: the codec that made the payload.
@@ -217,72 +323,162 @@ def size_in_bytes(codec: Codec, payload: Payload, like: Any) -> jax.Array:
       like: a tree of the message's structure, shapes and dtypes.
 
     Returns:
-      A scalar.
+      A scalar, int32; in floating point for messages that might have more than 2^31 bytes.
     """
-    total = jnp.int32(ENVELOPE_BYTES + (SEED_BYTES if codec.by_seed else 0))
-    for i, (slot, tensor) in enumerate(zip(layout(codec, like), payload.tensors, strict=True)):
-        total += _leaf_bytes(codec, i, slot, tensor)
+    slots = layout(codec, like)
+    fixed = _fixed_bytes(codec, slots)
+    # Codes of short types may be wider than those; positions take less than two bits an entry.
+    most = fixed + sum(slot.size * (max(slot.dtype.itemsize, 2) + 1) for slot in _coded(slots))
+    dtype = jnp.int32 if most < 2**31 else jnp.result_type(float)
+    total = jnp.asarray(fixed, dtype)
+    for slot, tensor in zip(slots, payload.tensors, strict=True):
+        if slot.leader is None:
+            continue
+        count, positions = slot.size, 0
+        if tensor.kept is not None:
+            count = count_true(tensor.kept).astype(dtype)
+        if slot.placed:
+            quotients = golomb.unary_bits(tensor.kept, tensor.parameter).astype(dtype)
+            positions = quotients + count * tensor.parameter.astype(dtype)
+        total += _stream_bytes(slot, positions, count)
     return total
 
 
-def kept_by_seed(codec: Codec, seed: jax.Array, like: Any) -> dict[int, jax.Array]:
+def expected_bytes(codec: Codec, like: Any) -> float | None:
+    """What `encode` makes of a message on average, from its shapes alone.
+
+    Positions are taken to be anywhere with the same probability; everything else is exact. With
+    `top_k(scope="global")` each tensor is taken to keep the same share, which values would decide.
+
+    Args:
+      codec: a `Codec`.
+      like: the message, or shapes of it.
+
+    Returns:
+      Bytes; None where a sparsity is traced.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_opt import compression
+      >>> round(compression.expected_bytes(compression.ce_fedavg(0.9), {"w": jnp.zeros(100_000)}))
+      15973
+    """
+    if checks.is_traced(*(sparsifier.sparsity for sparsifier in codec.sparsifiers)):
+        return None
+    slots = layout(codec, like)
+    total = float(_fixed_bytes(codec, slots))
+    for slot in _coded(slots):
+        count = slot.size
+        for sparsifier in codec.sparsifiers:
+            count = max(math.ceil((1 - float(sparsifier.sparsity)) * count - 1e-6), 1)
+        if not slot.placed:
+            total += _stream_bytes(slot, 0, count)
+            continue
+        # The last gap has no code, but a sample without replacement has shorter ones: both vanish.
+        position = golomb.expected_bits(1 - count / slot.size) if count < slot.size else 1
+        together, width = slot.packed
+        # Half a byte of padding, on average.
+        total += (count * position + -(-count // together) * width + 3.5) / 8
+    return total
+
+
+def kept_by_seed(codec: Codec, seed: jax.Array, like: Any) -> dict[int, jax.Array | None]:
     """The entries that a seed stands for, by the index of the leaf, as the receiver finds them."""
-    own = {i: slot for i, slot in enumerate(layout(codec, like)) if slot.leader == i}
-    vectors = tuple(jnp.zeros(math.prod(slot.shape), jnp.float32) for slot in own.values())
-    return dict(zip(own, _select(codec, vectors, _key_of(seed))[0], strict=True))
+    slots = layout(codec, like)
+    values = [jnp.zeros(slot.size, jnp.float32) for slot in slots]
+    selected = _select(codec, slots, values, _key_of(seed))
+    return {index: kept for index, (kept, _) in selected.items()}
 
 
-def _key_of(seed: jax.Array) -> jax.Array:
+def _key_of(seed: jax.Array) -> chex.PRNGKey:
     # Of one kind whatever kind the user's keys are: both ends must draw the same numbers.
     return jax.random.wrap_key_data(seed, impl="threefry2x32")
 
 
-def _select(codec, vectors, key):
-    """The marks of all vectors after all sparsifiers, and what the kept entries are multiplied by."""
-    marks: Any = [None] * len(vectors)
-    factors: Any = [1.0] * len(vectors)
+def _select(codec, slots, values, key) -> dict[int, tuple[Any, Any]]:
+    """Of each leader the marks after all sparsifiers, and what kept entries are multiplied by."""
+    own = [i for i, slot in enumerate(slots) if slot.leader == i]
+    vectors = tuple(values[i] for i in own)
+    marks: Any = [None] * len(own)
+    factors: Any = [1.0] * len(own)
     for number, sparsifier in enumerate(codec.sparsifiers):
         this_key = None if key is None else jax.random.fold_in(key, number)
         marks, scales = sparsifier.select(vectors, marks, this_key)
         factors = [f * scale for f, scale in zip(factors, scales, strict=True)]
-    return marks, factors
+    return dict(zip(own, zip(marks, factors, strict=True), strict=True))
 
 
-def quantiser_of(codec: Codec, index: int, slot: Slot) -> Quantiser | None:
-    """The codes of a leaf: a companion may have its own."""
-    if slot.leader != index and codec.companion is not None:
-        return codec.companion
-    return codec.quantiser
+def _coded(slots: tuple[Slot, ...]) -> list[Slot]:
+    return [slot for slot in slots if slot.leader is not None]
 
 
-def _leaf_bytes(codec, index, slot, tensor):
-    size = tensor.codes.size
-    if slot.leader is None:
-        return size * slot.dtype.itemsize
-    head = tensor.header.size * jnp.dtype(tensor.header.dtype).itemsize
-    count, positions = jnp.int32(size), jnp.int32(0)
-    if tensor.kept is not None:
-        count = count_true(tensor.kept)
-        if slot.leader == index:
-            head += varint_bytes(count)
-        if tensor.parameter is not None:
-            unary = golomb.size_in_bits(tensor.kept, tensor.parameter)
-            head += varint_bytes(unary) + 1
-            positions = unary + count * tensor.parameter
-    quantiser = quantiser_of(codec, index, slot)
-    if quantiser is not None and quantiser.radix == 3:
-        return head + (positions + 7) // 8 + (count + 4) // 5
-    width = slot.dtype.itemsize * 8 if quantiser is None else quantiser.width
+def _fixed_bytes(codec: Codec, slots: tuple[Slot, ...]) -> int:
+    """All that does not depend on which entries travel."""
+    total = ENVELOPE_BYTES + SEED_BYTES * codec.by_seed
+    for slot in slots:
+        if slot.leader is None:
+            total += slot.size * slot.dtype.itemsize
+        total += COUNT_BYTES * slot.counted + PARAMETER_BYTES * slot.placed
+        total += slot.header_size * slot.wide.itemsize
+    return total
+
+
+def _stream_bytes(slot: Slot, positions: Any, count: Any) -> Any:
+    """The bytes of so many bits of positions and of the codes of so many entries, in one stream."""
+    together, width = slot.packed
+    numbers = -(-count // together)
     # Whole bytes first: the bits of a large tensor would not fit into int32.
-    bits = positions % 8 + (count % 8) * width
-    return head + positions // 8 + (count // 8) * width + (bits + 7) // 8
+    rest = positions % 8 + numbers % 8 * width
+    return positions // 8 + numbers // 8 * width + (rest + 7) // 8
 
 
-def varint_bytes(number: jax.Array) -> jax.Array:
-    """The length of an unsigned int32 in seven bits to a byte."""
-    limits = 2 ** jnp.array([7, 14, 21, 28], jnp.int32)
-    return 1 + jnp.sum(number >= limits, dtype=jnp.int32)
+def _excluded(codec: Codec, leaves: list[tuple[Any, str, Any]]) -> set[int]:
+    """The leaves that `excluding` names; a `where` that names none of them is refused."""
+    of_model = [(i, text, leaf) for i, (path, text, leaf) in enumerate(leaves) if path is not None]
+    excluded: set[int] = set()
+    for chosen in codec.excluded:
+        named = {i for i, text, leaf in of_model if chosen(text, leaf)}
+        if of_model and not named:
+            paths = ", ".join(dict.fromkeys(text for _, text, _ in of_model))
+            raise ValueError(
+                f"where of excluding matches no leaf of the message; its leaves are {paths}."
+            )
+        excluded |= named
+    return excluded
 
 
-def _as_vector(leaf):
-    return leaf.reshape(-1).astype(trees.sum_dtype(leaf.dtype))
+def _paths_in_the_model(tree: Any) -> list[tuple[Any, Any]]:
+    """(path in the model, leaf) of each leaf of a message, in order; None for what is not of a model."""
+    models = [n for n in jax.tree.leaves(tree, is_leaf=_is_variables) if _is_variables(n)]
+    if not models:
+        return jax.tree_util.tree_leaves_with_path(tree)
+    params = models[0].params
+
+    def is_part(node):
+        return _is_variables(node) or _is_like(node, params)
+
+    found: list[tuple[Any, Any]] = []
+    for node in jax.tree.leaves(tree, is_leaf=is_part):
+        if _is_variables(node):
+            found += jax.tree_util.tree_leaves_with_path(node)
+        elif _is_like(node, params):
+            found += jax.tree_util.tree_leaves_with_path(Variables(node, None))
+        else:
+            found.append((None, node))
+    return found
+
+
+def _is_variables(node: Any) -> bool:
+    return isinstance(node, Variables)
+
+
+def _is_like(node: Any, params: Any) -> bool:
+    """Whether a node has the structure and the shapes of the parameters."""
+    if jax.tree.structure(node) != jax.tree.structure(params):
+        return False
+    pairs = zip(jax.tree.leaves(node), jax.tree.leaves(params), strict=True)
+    return all(a.shape == b.shape for a, b in pairs)
+
+
+def _text(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")

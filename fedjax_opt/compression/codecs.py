@@ -24,18 +24,23 @@ References:
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import chex
+import jax
+import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from fedjax_opt.compression import quantisers, sparsifiers
-from fedjax_opt.compression.codec import Codec
+from fedjax_opt.compression.codec import Codec, Name, Sparsifier
+from fedjax_opt.compression.largest import count_true, largest
+from fedjax_opt.compression.quantisers import exponential, uniform
 from fedjax_opt.core import checks
 from fedjax_opt.core.algorithm import StaticInt
 from fedjax_opt.core.paths import matcher
+from fedjax_opt.core.permutation import permuted
 
 SCOPES = ("tensor", "global")
 
 
-def top_k(sparsity: Any, scope: str = "tensor") -> Codec:
+def top_k(sparsity: chex.Numeric, scope: str = "tensor") -> Codec:
     """Keeps the `ceil((1 - s) n)` entries of largest magnitude, and sends where they are.
 
     Args:
@@ -54,10 +59,13 @@ def top_k(sparsity: Any, scope: str = "tensor") -> Codec:
       [0.0, -4.0, 0.0, 0.0]
     """
     checks.choice("scope", scope, SCOPES)
-    return Codec((sparsifiers.by_magnitude(_sparsity(sparsity), scope == "global"),))
+    sparsity, together = _sparsity(sparsity), StaticInt(scope == "global")
+    name = Name("top_k global" if together else "top_k")
+    select = Partial(_largest, sparsity, together)
+    return Codec((Sparsifier(name, select, sparsity, by_seed=StaticInt(0), rescales=StaticInt(0)),))
 
 
-def random_k(sparsity: Any, rescale: bool = False) -> Codec:
+def random_k(sparsity: chex.Numeric, rescale: bool = False) -> Codec:
     """Keeps `ceil((1 - s) n)` entries of each tensor at random; a seed is sent in place of positions.
 
     Args:
@@ -75,86 +83,9 @@ def random_k(sparsity: Any, rescale: bool = False) -> Codec:
       >>> float(seen["w"].sum())
       10.0
     """
-    return Codec((sparsifiers.at_random(_sparsity(sparsity), bool(rescale)),))
-
-
-def uniform(bits: int = 8, stochastic: bool = False) -> Codec:
-    """Evenly spaced codes between the extremes of each sign, which are sent as four numbers.
-
-    Args:
-      bits: the width of a code, 2 to 16.
-      stochastic: round at random, such that the expected value of an entry is the entry.
-
-    Returns:
-      A `Codec`. Rounded to the nearest, an entry is off by at most `r / (2^bits - 2)` with r the range
-      of its sign's entries, and by rounding in its own type. 0 stays 0.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from fedjax_opt import compression
-      >>> change = {"w": jnp.array([-3.0, -1.5, 0.0, 4.0, 5.0])}
-      >>> compression.lossy(compression.uniform(2), change)["w"].tolist()
-      [-3.0, -1.5, 0.0, 5.0, 5.0]
-    """
-    bits = checks.integer("bits", bits, low=2, high=16)
-    return Codec(quantiser=quantisers.uniform_quantiser(bits, bool(stochastic)))
-
-
-def exponential(bits: int = 8, stochastic: bool = False) -> Codec:
-    """Codes whose logarithms are evenly spaced, for numbers of very different magnitudes.
-
-    Args:
-      bits: the width of a code, 3 to 16.
-      stochastic: round at random, such that the expected value of an entry is the entry.
-
-    Returns:
-      A `Codec`. With M and m the largest and the smallest magnitude but 0, an entry is off by a factor
-      of at most `(M / m)^(1 / (2^bits - 4))`, and by rounding in its own type. 0 stays 0, signs stay.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from fedjax_opt import compression
-      >>> moments = {"v": jnp.array([1e-20, 3e-9, -2.0])}
-      >>> seen = compression.lossy(compression.exponential(8), moments)["v"]
-      >>> [f"{x:.1g}" for x in seen.tolist()]
-      ['1e-20', '3e-09', '-2']
-    """
-    bits = checks.integer("bits", bits, low=3, high=16)
-    return Codec(quantiser=quantisers.exponential_quantiser(bits, bool(stochastic)))
-
-
-def sign() -> Codec:
-    """One bit per entry: its sign, times the mean magnitude of the tensor's entries.
-
-    Returns:
-      A `Codec`; biased, so use it with error feedback.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from fedjax_opt import compression
-      >>> compression.lossy(compression.sign(), {"w": jnp.array([1.0, -3.0])})["w"].tolist()
-      [2.0, -2.0]
-    """
-    return Codec(quantiser=quantisers.sign_quantiser())
-
-
-def ternary(stochastic: bool = True) -> Codec:
-    """-1, 0 or 1 for each entry, times the largest magnitude of the tensor; five entries in a byte.
-
-    Args:
-      stochastic: draw +-1 with probability |a| / max |a|, which is right on average (TernGrad);
-        otherwise round to the nearest.
-
-    Returns:
-      A `Codec`.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from fedjax_opt import compression
-      >>> compression.lossy(compression.ternary(False), {"w": jnp.array([1.0, -3.0, 2.0])})["w"].tolist()
-      [0.0, -3.0, 3.0]
-    """
-    return Codec(quantiser=quantisers.ternary_quantiser(bool(stochastic)))
+    sparsity, rescales = _sparsity(sparsity), StaticInt(bool(rescale))
+    select = Partial(_some, sparsity, rescales)
+    return Codec((Sparsifier(Name("random_k"), select, sparsity, StaticInt(1), rescales),))
 
 
 def chain(*codecs: Codec, companions: Codec | None = None) -> Codec:
@@ -239,7 +170,7 @@ def excluding(
     )
 
 
-def ce_fedavg(sparsity: Any = 0.9, bits: int = 8) -> Codec:
+def ce_fedavg(sparsity: chex.Numeric = 0.9, bits: int = 8) -> Codec:
     """The codec of CE-FedAvg: the largest changes, evenly quantised; moments there, by their exponents.
 
     On a message without moments it is the codec of compressed FedAvg.
@@ -260,6 +191,50 @@ def ce_fedavg(sparsity: Any = 0.9, bits: int = 8) -> Codec:
       2020.
     """
     return chain(top_k(sparsity), uniform(bits), companions=exponential(bits))
+
+
+def kept_count(sparsity: chex.Numeric, size: chex.Numeric) -> jax.Array:
+    """k = ceil((1 - s) n), at least 1 if there is any entry; s is what it is to twice its eps."""
+    size, sparsity = jnp.asarray(size, jnp.int32), jnp.asarray(sparsity)
+    dtype = jnp.result_type(float)
+    known_as = sparsity.dtype if jnp.issubdtype(sparsity.dtype, jnp.floating) else dtype
+    entries = size.astype(dtype)
+    # 0.9 is a little less in float32, and 0.1 n must not become one more than it is.
+    doubt = 2 * float(jnp.finfo(known_as).eps) * entries
+    count = jnp.ceil((1 - sparsity.astype(dtype)) * entries - doubt).astype(jnp.int32)
+    return jnp.clip(count, jnp.minimum(size, 1), size)
+
+
+def _largest(sparsity, together, vectors, marks, key):
+    """The largest entries of each vector, or of all together, among those that are marked already."""
+    del key
+    kept: list = [None] * len(vectors)
+    every = range(len(vectors))
+    for group in [every] if together else [[i] for i in every]:
+        sizes = [vectors[i].size if marks[i] is None else count_true(marks[i]) for i in group]
+        candidates = (
+            vectors[i] if marks[i] is None else jnp.where(marks[i], vectors[i], 0) for i in group
+        )
+        found = largest(tuple(candidates), kept_count(sparsity, sum(sizes)))
+        for i, marked in zip(group, found, strict=True):
+            kept[i] = _also(marked, marks[i])
+    return kept, [1.0] * len(vectors)
+
+
+def _some(sparsity, rescale, vectors, marks, key):
+    kept, factors = [], []
+    for index, (vector, mark) in enumerate(zip(vectors, marks, strict=True)):
+        count = kept_count(sparsity, vector.size)
+        places = jnp.arange(vector.size, dtype=jnp.int32)
+        order = permuted(jax.random.fold_in(key, index), places, jnp.int32(max(vector.size, 1)))
+        kept.append(_also(order < count, mark))
+        factor = vector.size / jnp.maximum(count, 1).astype(vector.dtype)
+        factors.append(factor if rescale else 1.0)
+    return kept, factors
+
+
+def _also(kept, mark):
+    return kept if mark is None else kept & mark
 
 
 def _sparsity(sparsity):

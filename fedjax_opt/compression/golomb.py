@@ -5,12 +5,13 @@
     parameter  b* = max(0, 1 + floor(log2(ln(phi - 1) / ln(s)))), phi the golden ratio, s the sparsity
     expected   g_s = b* + 1 / (1 - s^(2^b*)) bits an index, if each entry is kept with probability 1 - s
 
-The unary parts of all indices are one stream and the remainders another, rather than taking turns: the
+The unary parts of all indices come first and all remainders after them, rather than taking turns: the
 same number of bits, and both are then written and read by whole arrays. Two neighbours are at least one
-apart, so the gap less one is what is coded, and (3.3) is the expectation of that. For s of at least a
-half it is at most 0.12 bits, 4.3%, above the entropy.
+apart, so the gap less one is what is coded, and (3.3) of the thesis is the expectation of that. For s of
+at least a half it is at most 0.12 bits, 4.3%, above the entropy. (3.4) is printed with (phi - 1) / s
+inside the logarithm.
 
-Erratum: (3.4) of the thesis prints (phi - 1) / s inside the logarithm.
+Bits are arrays of 0 and 1 in uint8; a number's lowest bit comes first.
 
 Reference:
   Golomb. Run-length encodings. 1966. Rice. Some practical universal noiseless coding techniques. 1979.
@@ -25,7 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_opt.compression import bits
 from fedjax_opt.core import checks
 
 LARGEST_PARAMETER = 30  # of one entry kept among 2^31 - 1
@@ -45,9 +45,6 @@ def parameter(sparsity: float) -> int:
     Example:
       >>> [parameter(s) for s in (0.0, 0.6, 0.9, 0.95, 0.999)]
       [0, 0, 3, 4, 9]
-
-    Reference:
-      Thesis, (3.4), corrected.
     """
     s = float(checks.number("sparsity", sparsity, low=0.0, high=1.0, open_high=True))
     if s == 0:
@@ -68,9 +65,6 @@ def expected_bits(sparsity: float) -> float:
     Example:
       >>> [round(expected_bits(s), 3) for s in (0.0, 0.6, 0.9, 0.95)]
       [1.0, 2.5, 4.756, 5.786]
-
-    Reference:
-      Thesis, (3.3).
     """
     b = parameter(sparsity)
     return b + 1 / (1 - float(sparsity) ** (2**b))
@@ -103,7 +97,7 @@ def parameter_of(count: Any, size: Any) -> jax.Array:
     return jnp.where(some, jnp.maximum(exponent, 0), 0)
 
 
-def size_in_bits(kept: jax.Array, b: Any) -> jax.Array:
+def unary_bits(kept: Any, b: Any) -> jax.Array:
     """The length of the unary stream of the indices at which `kept` is true, inside a program.
 
     The count of the indices and the sum of their quotients, exactly; the remainders take count * b more.
@@ -120,7 +114,7 @@ def size_in_bits(kept: jax.Array, b: Any) -> jax.Array:
       int32.
 
     Example:
-      >>> int(size_in_bits(jnp.array([False, False, True, True]), 1))
+      >>> int(unary_bits(jnp.array([False, False, True, True]), 1))
       3
     """
     rows = -(-kept.size // _WORD)
@@ -146,82 +140,71 @@ def _highest(word):
     return 31 - lax.clz(word).astype(jnp.int32)
 
 
-def encode(indices: Any, b: int) -> tuple[bits.Stream, bits.Stream]:
-    """The Rice codes of indices.
+def encode(indices: Any, b: int) -> np.ndarray:
+    """The Rice codes of indices, as bits: the quotients in unary, then the remainders.
 
     Args:
       indices: whole numbers `[count]`, strictly increasing from at least 0.
       b: the Rice parameter, 0 to 30.
 
-    Returns:
-      The unary stream, whose length has to be sent, and the stream of remainders, count * b bits.
-
     Example:
-      >>> unary, remainders = encode([2, 3, 9], b=1)
-      >>> unary.length, remainders.length
-      (6, 3)
-
-    Reference:
-      Golomb. Run-length encodings. 1966.
+      >>> encode([2, 3, 9], b=1).tolist()
+      [1, 0, 0, 1, 1, 0, 0, 0, 1]
     """
-    b, indices = _parameter(b), np.asarray(indices)
-    if indices.size == 0:
-        return bits.EMPTY, bits.EMPTY
-    gaps = np.diff(indices.astype(np.int64), prepend=-1) - 1
-    if gaps.min() < 0:
-        raise ValueError("indices must be strictly increasing and not negative.")
-    ends = np.cumsum((gaps >> b) + 1, dtype=np.int64) - 1
-    ones = np.ones(int(ends[-1]) + 1, np.bool_)
-    ones[ends] = False
-    unary = bits.Stream(np.packbits(ones, bitorder="little"), ones.size)
-    return unary, bits.pack(gaps & ((1 << b) - 1), b) if b else bits.EMPTY
+    gaps = np.diff(np.asarray(indices, np.int64), prepend=-1) - 1
+    ends = np.cumsum((gaps >> b) + 1) - 1
+    unary = np.ones(int(ends[-1]) + 1 if ends.size else 0, np.uint8)
+    unary[ends] = 0
+    return np.concatenate([unary, as_bits(gaps & ((1 << b) - 1), b)])
 
 
-def decode(
-    unary: bits.Stream, remainders: bits.Stream, b: int, count: int, size: int
-) -> np.ndarray:
-    """The indices of `encode`.
-
-    Streams that are not the codes of `count` indices below `size` raise a ValueError.
+def decode(bits: np.ndarray, b: int, count: int, size: int) -> tuple[np.ndarray, int]:
+    """The indices of `encode`, and how many bits their codes have.
 
     Args:
-      unary: the unary stream.
-      remainders: the stream of remainders.
+      bits: bits that begin with the codes.
       b: the Rice parameter, 0 to 30.
       count: the number of indices.
-      size: what they are less than.
-
-    Returns:
-      int64 `[count]`.
+      size: what they are less than; below 2^31, so that nothing here overflows, whoever sent it.
 
     Example:
-      >>> decode(*encode([2, 3, 9], b=1), b=1, count=3, size=10).tolist()
-      [2, 3, 9]
-
-    Reference:
-      Golomb. Run-length encodings. 1966.
+      >>> indices, length = decode(encode([2, 3, 9], b=1), b=1, count=3, size=10)
+      >>> indices.tolist(), length
+      ([2, 3, 9], 9)
     """
-    b = _parameter(b)
-    for stream in (unary, remainders):
-        bits.stream_of(*stream)
-    if remainders.length != count * b:
-        raise ValueError(
-            f"the remainders of {count} codes must be {count * b} bits, got {remainders.length}."
-        )
-    if unary.length < count:
-        raise ValueError(f"{count} unary codes do not fit into {unary.length} bits.")
-    rest = bits.unpack(remainders, b) if b else np.zeros(count, np.uint32)
-    # The last index, in Python's integers: bytes from a stranger must not overflow anything below.
-    last = ((unary.length - count) << b) + int(rest.sum(dtype=np.int64)) + count - 1
-    if last >= size:
-        raise ValueError(f"indices must be less than {size}, got {last}.")
-    ones = np.unpackbits(unary.data, count=unary.length, bitorder="little").view(np.bool_)
-    ends = np.flatnonzero(~ones)
-    if ends.size != count or (count and ends[-1] != unary.length - 1) or (not count and ones.size):
-        raise ValueError(f"the unary stream must hold {count} codes, got {ends.size} ends of one.")
-    gaps = ((np.diff(ends, prepend=-1) - 1) << b) + rest.astype(np.int64)
-    return np.cumsum(gaps + 1) - 1
+    if b > LARGEST_PARAMETER:
+        raise ValueError(f"the Golomb parameter must be at most {LARGEST_PARAMETER}, got {b}.")
+    ends = np.flatnonzero(bits == 0)[:count]
+    unary = int(ends[-1]) + 1 if ends.size else 0
+    remainders = bits[unary : unary + count * b]
+    if ends.size < count or remainders.size < count * b:
+        raise ValueError(f"truncated: {bits.size} bits do not hold {count} positions.")
+    gaps = ((np.diff(ends, prepend=-1) - 1) << b) + (as_numbers(remainders, b) if b else 0)
+    indices = np.cumsum(gaps + 1) - 1
+    if count and indices[-1] >= size:
+        raise ValueError(f"positions must be less than {size}, got {indices[-1]}.")
+    return indices, unary + count * b
 
 
-def _parameter(b):
-    return checks.integer("b", b, low=0, high=LARGEST_PARAMETER)
+def as_bits(numbers: np.ndarray, width: int) -> np.ndarray:
+    """Whole numbers `[n]` from 0 to 2^width - 1, the width at most 32, as n * width bits.
+
+    Example:
+      >>> as_bits(np.array([1, 6]), 3).tolist()
+      [1, 0, 0, 0, 1, 1]
+    """
+    as_bytes = numbers.astype("<u4").view(np.uint8).reshape(-1, 4)
+    return np.unpackbits(as_bytes, axis=1, count=width, bitorder="little").reshape(-1)
+
+
+def as_numbers(bits: np.ndarray, width: int) -> np.ndarray:
+    """The numbers of `as_bits`, int64 `[n]`.
+
+    Example:
+      >>> as_numbers(np.array([1, 0, 0, 0, 1, 1]), 3).tolist()
+      [1, 6]
+    """
+    packed = np.packbits(bits.reshape(-1, width), axis=1, bitorder="little")
+    padded = np.zeros((len(packed), 4), np.uint8)
+    padded[:, : packed.shape[1]] = packed
+    return padded.view("<u4").reshape(-1).astype(np.int64)

@@ -23,80 +23,109 @@ References:
   Wen et al. TernGrad: ternary gradients to reduce communication in distributed deep learning. 2017.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from fedjax_opt.compression.agreement import Name
-from fedjax_opt.compression.folding import folded
+from fedjax_opt.compression.codec import Codec, Name, Quantiser
+from fedjax_opt.compression.largest import folded
+from fedjax_opt.core import checks
 from fedjax_opt.core.algorithm import StaticInt
 
 
-class Quantiser(NamedTuple):
-    """How the kept entries of a tensor become codes.
+def uniform(bits: int = 8, stochastic: bool = False) -> Codec:
+    """Evenly spaced codes between the extremes of each sign, which are sent as four numbers.
 
-    Attributes:
-      name: what both ends call it.
-      quantise: (values `[n]`, count, zeros, key) -> (codes `[n]`, header `[h]`). Entries that do not
-        travel are 0; `count` do travel; `zeros` says whether some of those may be 0, too. Codes are
-        whole numbers in floating point. The header is NaN if an entry is not finite.
-      restore: (codes, header) -> values; codes in floating point, too.
-      radix: the number of codes, a power of 2; or 3, of which five fit into a byte.
-      random: 1 where `quantise` needs a key.
+    Args:
+      bits: the width of a code, 2 to 16.
+      stochastic: round at random, such that the expected value of an entry is the entry.
+
+    Returns:
+      A `Codec`. Rounded to the nearest, an entry is off by at most `r / (2^bits - 2)` with r the range
+      of its sign's entries, and by rounding in its own type. 0 stays 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_opt import compression
+      >>> change = {"w": jnp.array([-3.0, -1.5, 0.0, 4.0, 5.0])}
+      >>> compression.lossy(compression.uniform(2), change)["w"].tolist()
+      [-3.0, -1.5, 0.0, 5.0, 5.0]
     """
-
-    name: Name
-    quantise: Any
-    restore: Any
-    radix: StaticInt
-    random: StaticInt
-
-    @property
-    def width(self) -> int:
-        """The bits of a code, where the number of codes is a power of 2."""
-        return int(self.radix).bit_length() - 1
+    radix = 2 ** checks.integer("bits", bits, low=2, high=16)
+    return _quantising("uniform", _uniform, _uniform_restored, radix, 4, stochastic)
 
 
-def uniform_quantiser(bits: int, stochastic: bool) -> Quantiser:
-    """Evenly spaced codes between the extremes of each sign."""
-    return _in_two_halves("uniform", _uniform, _uniform_restored, bits, stochastic)
+def exponential(bits: int = 8, stochastic: bool = False) -> Codec:
+    """Codes whose logarithms are evenly spaced, for numbers of very different magnitudes.
+
+    Args:
+      bits: the width of a code, 3 to 16.
+      stochastic: round at random, such that the expected value of an entry is the entry.
+
+    Returns:
+      A `Codec`. With M and m the largest and the smallest magnitude but 0, an entry is off by a factor
+      of at most `(M / m)^(1 / (2^bits - 4))`, and by rounding in its own type. 0 stays 0, signs stay.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_opt import compression
+      >>> moments = {"v": jnp.array([1e-20, 3e-9, -2.0])}
+      >>> seen = compression.lossy(compression.exponential(8), moments)["v"]
+      >>> [f"{x:.1g}" for x in seen.tolist()]
+      ['1e-20', '3e-09', '-2']
+    """
+    radix = 2 ** checks.integer("bits", bits, low=3, high=16)
+    return _quantising("exponential", _exponential, _exponential_restored, radix, 2, stochastic)
 
 
-def exponential_quantiser(bits: int, stochastic: bool) -> Quantiser:
-    """Evenly spaced logarithms of the magnitudes."""
-    return _in_two_halves("exponential", _exponential, _exponential_restored, bits, stochastic)
+def sign() -> Codec:
+    """One bit per entry: its sign, times the mean magnitude of the tensor's entries.
+
+    Returns:
+      A `Codec`; biased, so use it with error feedback.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_opt import compression
+      >>> compression.lossy(compression.sign(), {"w": jnp.array([1.0, -3.0])})["w"].tolist()
+      [2.0, -2.0]
+    """
+    return _quantising("sign", _sign, _sign_restored, 2, 1, False)
 
 
-def _in_two_halves(name, quantise, restore, bits, stochastic) -> Quantiser:
-    """A quantiser whose codes are parted in the middle, by sign."""
-    half, random = StaticInt(2 ** (bits - 1)), StaticInt(stochastic)
-    quantise, restore = Partial(quantise, half, random), Partial(restore, half)
-    return Quantiser(Name(name), quantise, restore, StaticInt(2 * half), random)
+def ternary(stochastic: bool = True) -> Codec:
+    """-1, 0 or 1 for each entry, times the largest magnitude of the tensor; five entries in a byte.
+
+    Args:
+      stochastic: draw +-1 with probability |a| / max |a|, which is right on average (TernGrad);
+        otherwise round to the nearest.
+
+    Returns:
+      A `Codec`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_opt import compression
+      >>> compression.lossy(compression.ternary(False), {"w": jnp.array([1.0, -3.0, 2.0])})["w"].tolist()
+      [0.0, -3.0, 3.0]
+    """
+    return _quantising("ternary", _ternary, _ternary_restored, 3, 1, stochastic)
 
 
-def sign_quantiser() -> Quantiser:
-    """The sign, and the mean magnitude."""
-    quantise, restore = Partial(_sign), Partial(_sign_restored)
-    return Quantiser(Name("sign"), quantise, restore, StaticInt(2), StaticInt(0))
+def _quantising(
+    name: str, quantise: Callable, restore: Callable, radix: int, header_size: int, random: bool
+) -> Codec:
+    static = StaticInt(radix), StaticInt(bool(random))
+    both = Partial(quantise, *static), Partial(restore, static[0])
+    return Codec(
+        quantiser=Quantiser(Name(name), *both, static[0], StaticInt(header_size), static[1])
+    )
 
 
-def ternary_quantiser(stochastic: bool) -> Quantiser:
-    """-1, 0 or 1, and the largest magnitude."""
-    random = StaticInt(stochastic)
-    quantise, restore = Partial(_ternary, random), Partial(_ternary_restored)
-    return Quantiser(Name("ternary"), quantise, restore, StaticInt(3), random)
-
-
-def code_dtype(radix: int) -> Any:
-    """The smallest integers that hold all codes."""
-    return jnp.uint8 if radix <= 2**8 else jnp.uint16
-
-
-def _uniform(half, stochastic, values, count, zeros, key):
-    del count
-    half, steps = int(half), int(half) - 1
+def _uniform(radix, stochastic, values, *, zeros, key, **_):
+    half, steps = radix // 2, radix // 2 - 1
     negative = values < 0
     low, high = _extremes(values, negative)
     low_plus, high_plus = _extremes(values, ~negative if zeros else values > 0)
@@ -107,8 +136,8 @@ def _uniform(half, stochastic, values, count, zeros, key):
     return codes, _poisoned(jnp.stack([low, high, low_plus, high_plus]))
 
 
-def _uniform_restored(half, codes, header):
-    half, steps = int(half), int(half) - 1
+def _uniform_restored(radix, codes, header):
+    half, steps = radix // 2, radix // 2 - 1
     low, high, low_plus, high_plus = header
     negative = codes < half
     share = jnp.where(negative, codes, codes - half) / steps
@@ -117,9 +146,8 @@ def _uniform_restored(half, codes, header):
     return start * (1 - share) + end * share
 
 
-def _exponential(half, stochastic, values, count, zeros, key):
-    del count, zeros
-    half, steps = int(half), int(half) - 2
+def _exponential(radix, stochastic, values, *, key, **_):
+    half, steps = radix // 2, radix // 2 - 2
     magnitudes = jnp.abs(values)
     smallest, largest = _extremes(magnitudes, magnitudes != 0)
     scale, top, span = _logarithms(largest, smallest)
@@ -156,8 +184,8 @@ def _one_of_two_levels(magnitudes, scale, top, place, step, key):
     return jnp.where(drawn < share, above + 1, above)
 
 
-def _exponential_restored(half, codes, header):
-    half, steps = int(half), int(half) - 2
+def _exponential_restored(radix, codes, header):
+    half, steps = radix // 2, radix // 2 - 2
     largest, smallest = header
     negative = codes < half
     place = jnp.where(negative, codes - 1, codes - half)
@@ -169,8 +197,7 @@ def _exponential_restored(half, codes, header):
     return jnp.where(codes == 0, 0 * largest, signed)
 
 
-def _sign(values, count, zeros, key):
-    del zeros, key
+def _sign(_radix, _random, values, *, count, **_):
     magnitudes = jnp.abs(values)
     largest = jnp.max(folded(jnp.maximum, magnitudes), initial=0)
     # Shares of the largest: the sum of the magnitudes themselves might overflow.
@@ -178,18 +205,17 @@ def _sign(values, count, zeros, key):
     return (values >= 0).astype(values.dtype), _poisoned((largest * mean)[None])
 
 
-def _sign_restored(codes, header):
+def _sign_restored(_, codes, header):
     return jnp.where(codes > 0, header[0], -header[0])
 
 
-def _ternary(stochastic, values, count, zeros, key):
-    del count, zeros
+def _ternary(_radix, stochastic, values, *, key, **_):
     largest = jnp.max(jnp.abs(values), initial=0)
     place = _rounded(_shares(values, largest) + 1, stochastic, key)
     return jnp.clip(place, 0, 2), _poisoned(largest[None])
 
 
-def _ternary_restored(codes, header):
+def _ternary_restored(_, codes, header):
     return (codes - 1) * header[0]
 
 

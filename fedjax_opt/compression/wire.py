@@ -3,48 +3,49 @@
     envelope   "fo", a byte for the version, the CRC-32 of all other bytes (4 bytes, little-endian)
     seed       8 bytes, where a seed stands for positions
     leaf       as it is: its numbers, little-endian
-               coded:    count, length of the unary stream (varints), Golomb parameter (1 byte)
+               coded:    how many entries are kept (4 bytes), Golomb parameter (1 byte)
                          the quantiser's header, little-endian
-                         unary stream, remainders, codes: one stream of bits, padded to a byte
+                         positions, codes: one stream of bits, padded to a byte
 
-A leaf all of whose entries travel has none of the first three, nor has a companion, whose positions are
-its leader's; with a seed there is only the count, as a check. Codes in base 3 begin at a byte.
+The first of a stream's bits is the lowest of its first byte. A leaf all of whose entries travel has
+neither count nor parameter, nor has a companion, whose positions are its leader's; with a seed there is
+only the count, as a check. Codes -1, 0, 1 go five to a byte, as digits in base 3.
 
 What both ends know is not sent: the codec, and the leaves' paths, shapes and dtypes. The checksum starts
-from a text about these (agreement.py), so that bytes of another codec or model do not pass. Numbers such
-as a sparsity are not in it: they may change from round to round.
+from a text about these, so that bytes of another codec or model do not pass. Numbers such as a sparsity
+are not in it: they may change from round to round.
 """
 
-import sys
+import io
 import zlib
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.compression import bits, golomb
-from fedjax_opt.compression.agreement import description, paths
+from fedjax_opt.compression import golomb
 from fedjax_opt.compression.codec import (
+    COUNT_BYTES,
     SEED_BYTES,
     Codec,
     Payload,
+    Slot,
     Tensor,
     compress,
     decompress,
     kept_by_seed,
-    quantiser_of,
+    layout,
 )
-from fedjax_opt.compression.layout import Slot, layout
-from fedjax_opt.compression.quantisers import code_dtype
 from fedjax_opt.core import Coded
 
 MAGIC = b"fo"
-VERSION = 1
+VERSION = 2
 
 
-def encode(codec: Codec, tree: Any, key: jax.Array | None = None) -> bytes:
+def encode(codec: Codec, tree: Any, key: chex.PRNGKey | None = None) -> bytes:
     """A message as bytes.
 
     Args:
@@ -60,12 +61,12 @@ def encode(codec: Codec, tree: Any, key: jax.Array | None = None) -> bytes:
       >>> from fedjax_opt import compression
       >>> tree = {"w": jnp.arange(1000, dtype=jnp.float32)}
       >>> len(compression.encode(compression.top_k(0.99), tree))
-      61
+      63
     """
     _check(codec, "tree", tree)
     tree = jax.tree.map(jnp.asarray, tree)
     payload, finite = _compressed(codec, tree, key)
-    for path, good in zip(paths(tree), np.asarray(finite), strict=True):
+    for path, good in zip(_paths(tree), np.asarray(finite), strict=True):
         if not good:
             raise ValueError(f"tree{path} and its codes must be finite, got NaN or infinity.")
     return bytes_of(codec, payload, tree)
@@ -98,13 +99,29 @@ def decode(codec: Codec, data: bytes, like: Any) -> Any:
 
 def bytes_of(codec: Codec, payload: Payload, like: Any) -> bytes:
     """The bytes of a payload that was computed before; nothing in it may be traced."""
-    payload = jax.device_get(payload)
-    body = [] if payload.seed is None else [_to_bytes(payload.seed)]
-    places: dict[int, np.ndarray] = {}
-    for i, (slot, tensor) in enumerate(zip(layout(codec, like), payload.tensors, strict=True)):
-        body += _leaf(codec, i, slot, tensor, places)
+    tensors = jax.device_get(payload.tensors)
+    # JAX runs on little-endian machines alone, so no number is turned around.
+    body = [] if payload.seed is None else [np.asarray(payload.seed).tobytes()]
+    places: dict[int | None, np.ndarray] = {}
+    for i, (slot, tensor) in enumerate(zip(layout(codec, like), tensors, strict=True)):
+        codes, bits = tensor.codes, []
+        if tensor.kept is not None:
+            if slot.counted:
+                places[i] = np.flatnonzero(tensor.kept)
+            codes = codes[places[slot.leader]]
+        if slot.counted:
+            body.append(codes.size.to_bytes(COUNT_BYTES, "little"))
+        if slot.placed:
+            body.append(int(tensor.parameter).to_bytes(1, "little"))
+            bits.append(golomb.encode(places[i], int(tensor.parameter)))
+        body.append(tensor.header.tobytes())
+        if slot.leader is None:
+            body.append(codes.tobytes())
+        else:
+            bits.append(_code_bits(slot, codes))
+            body.append(np.packbits(np.concatenate(bits), bitorder="little").tobytes())
     content = b"".join(body)
-    return b"".join([MAGIC, bytes([VERSION]), _checksum(codec, like, content), content])
+    return MAGIC + bytes([VERSION]) + _checksum(codec, like, content) + content
 
 
 def bytes_of_coded(coded: Coded) -> bytes:
@@ -130,38 +147,107 @@ def bytes_of_coded(coded: Coded) -> bytes:
             "coded must hold its payload, got None: its value was changed after it was coded (by an"
             " attack, or a new model inside of a message)."
         )
-    codec, slots = coded.codec, layout(coded.codec, coded.inner)
-    tensors = []
-    for i, (slot, tensor) in enumerate(zip(slots, coded.payload.tensors, strict=True)):
-        quantiser = None if slot.leader is None else quantiser_of(codec, i, slot)
-        codes = np.asarray(tensor.codes)
-        if quantiser is not None:
-            codes = codes.astype(code_dtype(quantiser.radix))
-        tensors.append(tensor._replace(codes=codes))
-    return bytes_of(codec, coded.payload._replace(tensors=tuple(tensors)), coded.inner)
+    return bytes_of(coded.codec, coded.payload, coded.inner)
 
 
 def payload_of(codec: Codec, data: bytes, like: Any) -> Payload:
     """The payload that some bytes hold, after all checks; codes of what is not kept are 0."""
     _check(codec, "like", like)
     like = jax.tree.unflatten(*_static(like))
-    reader = bits.Reader(data)
-    if (magic := bytes(reader.take(2))) != MAGIC:
+    stream = io.BytesIO(data)
+    if (magic := _take(stream, len(MAGIC))) != MAGIC:
         raise ValueError(f"data must begin with {MAGIC!r}, got {magic!r}.")
-    if (version := reader.take(1)[0]) != VERSION:
+    if (version := _take(stream, 1)[0]) != VERSION:
         raise ValueError(f"the version of data must be {VERSION}, got {version}.")
-    checksum, content = bytes(reader.take(4)), reader.take(reader.remaining)
-    if checksum == _checksum(codec, like, content):
-        return _read(codec, bits.Reader(content), like)
-    # The lengths that the bytes speak of say more than the checksum alone.
-    try:
-        _read(codec, bits.Reader(content), like)
-        why = "they are damaged, or of another codec or other shapes"
-        if codec.by_seed:
-            why += ", or drawn under another setting of jax_threefry_partitionable"
-    except ValueError as error:
-        why = f"they are truncated, damaged, or of another codec or other shapes: {error}"
-    raise ValueError(f"the checksum of data is not that of its {len(data)} bytes; {why}")
+    checksum, content = _take(stream, 4), stream.read()
+    if checksum != _checksum(codec, like, content):
+        setting = ", or drawn under another setting of jax_threefry_partitionable"
+        raise ValueError(
+            f"the checksum of data is not that of its {len(data)} bytes; they are truncated, damaged, or"
+            f" of another codec or other shapes{setting if codec.by_seed else ''}."
+        )
+    return _read(codec, io.BytesIO(content), like)
+
+
+def _read(codec: Codec, stream: io.BytesIO, like: Any) -> Payload:
+    """All leaves, which must be all that there is to read."""
+    seed, places = None, {}
+    if codec.by_seed:
+        seed: Any = np.frombuffer(_take(stream, SEED_BYTES), np.uint32)
+        marks = jax.device_get(_marks(codec, seed, _static(like)))
+        places = {i: np.flatnonzero(kept) for i, kept in marks.items()}
+    tensors = []
+    for i, slot in enumerate(layout(codec, like)):
+        try:
+            tensors.append(_read_leaf(codec, stream, i, slot, places))
+        except ValueError as error:
+            raise ValueError(f"leaf {i}, {slot.path!r}: {error}") from error
+    if rest := len(stream.read()):
+        raise ValueError(f"{rest} bytes too many.")
+    return Payload(tuple(tensors), seed)
+
+
+def _read_leaf(codec: Codec, stream: io.BytesIO, index: int, slot: Slot, places: dict) -> Tensor:
+    """One leaf; `places` holds the indices that leaders keep."""
+    count, b, positions, bits = slot.size, None, 0, np.zeros(0, np.uint8)
+    if slot.leader is None:
+        values = np.frombuffer(_take(stream, count * slot.dtype.itemsize), slot.dtype)
+        return Tensor(None, values, np.zeros(0, np.float32), None)
+    if slot.counted:
+        count = int.from_bytes(_take(stream, COUNT_BYTES), "little")
+        if count > slot.size:
+            raise ValueError(f"{count} of {slot.size} entries cannot be kept.")
+    elif codec.sparsifiers:
+        count = places[slot.leader].size
+    if slot.placed:
+        b = _take(stream, 1)[0]
+    header = np.frombuffer(_take(stream, slot.header_size * slot.wide.itemsize), slot.wide)
+    if b is not None:
+        # Where the positions end is seen in them: their quotients take at most a bit an entry.
+        longest = stream.getvalue()[stream.tell() :][: -(-(slot.size + count * b) // 8)]
+        places[index], positions = golomb.decode(_unpacked(longest), b, count, slot.size)
+    if codec.sparsifiers and places[slot.leader].size != count:
+        kept = places[slot.leader].size
+        raise ValueError(f"the seed marks {kept} entries at this sparsity, not {count}.")
+    together, width = slot.packed
+    length = positions + -(-count // together) * width
+    bits = _unpacked(_take(stream, -(-length // 8)))[positions:length]
+    codes = _codes_of(slot, bits)[:count]
+    if not codec.sparsifiers:
+        return Tensor(None, codes, header, None)
+    kept, spread = np.zeros(slot.size, bool), np.zeros(slot.size, codes.dtype)
+    kept[places[slot.leader]], spread[places[slot.leader]] = True, codes
+    return Tensor(kept, spread, header, None if b is None else np.int32(b))
+
+
+def _code_bits(slot: Slot, codes: np.ndarray) -> np.ndarray:
+    """The codes of a leaf as bits: numbers as they are, or of several codes each."""
+    if slot.quantiser is None:
+        return _unpacked(codes.tobytes())
+    (together, width), radix = slot.packed, int(slot.quantiser.radix)
+    digits = np.zeros((-(-codes.size // together), together), np.uint32)
+    digits.reshape(-1)[: codes.size] = codes
+    return golomb.as_bits(digits @ radix ** np.arange(together), width)
+
+
+def _codes_of(slot: Slot, bits: np.ndarray) -> np.ndarray:
+    """The codes that some bits hold, and those that fill the last number."""
+    if slot.quantiser is None:
+        return np.packbits(bits, bitorder="little").view(slot.dtype)
+    (together, width), radix = slot.packed, int(slot.quantiser.radix)
+    numbers = golomb.as_numbers(bits, width)
+    return (numbers[:, None] // radix ** np.arange(together) % radix).reshape(-1).astype(slot.wide)
+
+
+def _unpacked(data: bytes) -> np.ndarray:
+    return np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+
+
+def _take(stream: io.BytesIO, size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) < size:
+        raise ValueError(f"truncated: {size} bytes wanted, and {len(data)} are left.")
+    return data
 
 
 @jax.jit
@@ -200,121 +286,36 @@ def _marks(codec, seed, static):
     return kept_by_seed(codec, seed, jax.tree.unflatten(*static))
 
 
-@lru_cache(maxsize=64)
-def _template(structure, static) -> Payload:
-    """The shapes and dtypes of a payload, and what is in it at all, by the codec's own word."""
-    codec = jax.tree.unflatten(structure, [0.5] * structure.num_leaves)
-
-    def trace(codec, tree):
-        return compress(codec, tree, jax.random.key(0) if codec.random else None)
-
-    return jax.eval_shape(trace, codec, jax.tree.unflatten(*static))
-
-
-def _leaf(codec, index, slot: Slot, tensor: Tensor, places) -> list[bytes]:
-    """The bytes of a leaf, in parts; `places` holds the indices that leaders keep."""
-    if slot.leader is None:
-        return [_to_bytes(tensor.codes)]
-    head, streams, codes = [], [], tensor.codes
-    if tensor.kept is not None:
-        if slot.leader == index:
-            places[index] = np.flatnonzero(tensor.kept)
-            head.append(bits.varint(places[index].size))
-        codes = codes[places[slot.leader]]
-    if tensor.parameter is not None:
-        streams += golomb.encode(places[index], int(tensor.parameter))
-        head += [bits.varint(streams[0].length), bytes([int(tensor.parameter)])]
-    head.append(_to_bytes(tensor.header))
-    quantiser = quantiser_of(codec, index, slot)
-    if quantiser is None:
-        streams.append(bits.Stream(np.frombuffer(_to_bytes(codes), np.uint8), 8 * codes.nbytes))
-    elif quantiser.radix == 3:
-        head.append(bits.join(streams).data.tobytes())
-        streams = [bits.pack_ternary(codes)]
-    else:
-        streams.append(bits.pack(codes, quantiser.width))
-    return [*head, bits.join(streams).data.tobytes()]
-
-
-def _read(codec, reader: bits.Reader, like) -> Payload:
-    """All leaves, which must be all that there is to read."""
-    static = _static(like)
-    seed, marks = None, {}
+def description(codec: Codec, like: Any) -> str:
+    """What both ends must agree on: names of what the codec is made of, and each leaf's path, shape,
+    dtype and leader. The same text in every process."""
+    quantisers = (codec.quantiser, codec.companion)
+    lines = [str(sparsifier.name) for sparsifier in codec.sparsifiers]
+    lines += ["none" if q is None else f"{q.name} {int(q.radix)}" for q in quantisers]
     if codec.by_seed:
-        seed = _from_bytes(reader.take(SEED_BYTES), np.uint32)
-        marks = jax.device_get(_marks(codec, seed, static))
-    template = _template(jax.tree.structure(codec), static)
-    tensors, places = [], {}
-    for i, (slot, tensor) in enumerate(zip(layout(codec, like), template.tensors, strict=True)):
-        try:
-            tensors.append(_read_leaf(codec, reader, i, slot, tensor, marks.get(i), places))
-        except ValueError as error:
-            raise ValueError(f"leaf {i}, {slot.path!r}: {error}") from error
-    reader.end()
-    return Payload(tuple(tensors), seed)
+        # A seed stands for other positions under the other setting.
+        setting: Any = jax.config
+        lines.append(f"threefry_partitionable {bool(setting.jax_threefry_partitionable)}")
+    for path, slot in zip(_paths(like), layout(codec, like), strict=True):
+        lines.append(f"{path} {list(slot.shape)} {slot.dtype.name} {slot.leader}")
+    return "\n".join(lines)
 
 
-def _read_leaf(codec, reader, index, slot: Slot, template: Tensor, mark, places) -> Tensor:
-    """One leaf; `places` holds the indices that leaders keep, and the marks of them."""
-    size, dtype, wide = template.codes.size, template.codes.dtype, template.header.dtype
-    if slot.leader is None:
-        codes = _from_bytes(reader.take(size * dtype.itemsize), dtype)
-        return Tensor(None, codes, _from_bytes(b"", wide), None)
-    codes: Any
-    parameter: Any = None
-    count, unary, b = size, 0, 0
-    if template.kept is not None:
-        count = reader.varint() if slot.leader == index else places[slot.leader][0].size
-    if template.parameter is not None:
-        unary, b = reader.varint(), reader.take(1)[0]
-        parameter = np.int32(b)
-    header = _from_bytes(reader.take(template.header.size * wide.itemsize), wide)
-    quantiser, positions = quantiser_of(codec, index, slot), unary + count * b
-    if quantiser is not None and quantiser.radix == 3:
-        stream = reader.stream(positions)
-        codes = bits.unpack_ternary(reader.stream(bits.ternary_bits(count)), count)
-    else:
-        width = 8 * dtype.itemsize if quantiser is None else quantiser.width
-        stream = reader.stream(positions + count * width)
-        last = bits.part(stream, positions, count * width)
-        codes = _from_bytes(last.data, dtype) if quantiser is None else bits.unpack(last, width)
-    if template.kept is None:
-        return Tensor(None, codes.astype(dtype), header, None)
-    if template.parameter is not None:
-        streams = bits.part(stream, 0, unary), bits.part(stream, unary, count * b)
-        indices = golomb.decode(*streams, b, count, size)
-        mark = np.zeros(size, np.bool_)
-        mark[indices] = True
-        places[index] = indices, mark
-    elif slot.leader == index:
-        places[index] = np.flatnonzero(mark), mark
-    indices, mark = places[slot.leader]
-    if indices.size != count:
-        raise ValueError(f"the seed marks {indices.size} entries at this sparsity, not {count}.")
-    spread: Any = np.zeros(size, dtype)
-    spread[indices] = codes
-    return Tensor(mark, spread, header, parameter)
+def _checksum(codec: Codec, like: Any, content: bytes) -> bytes:
+    """Of the text that describes both ends, then of all bytes but the checksum's own."""
+    start = zlib.crc32(MAGIC + bytes([VERSION]), zlib.crc32(description(codec, like).encode()))
+    return zlib.crc32(content, start).to_bytes(4, "little")
 
 
 def _check(codec, name, tree):
     if not isinstance(codec, Codec):
         raise ValueError(f"codec must be a Codec, got {codec!r}.")
-    for path, leaf in zip(paths(tree), jax.tree.leaves(tree), strict=True):
+    for path, leaf in zip(_paths(tree), jax.tree.leaves(tree), strict=True):
         kind = getattr(leaf, "dtype", None) or np.asarray(leaf).dtype
         if not (jnp.issubdtype(kind, jnp.number) or jnp.issubdtype(kind, jnp.bool_)):
             raise ValueError(f"{name}{path} must be an array of numbers, got {kind}.")
 
 
-def _to_bytes(array) -> bytes:
-    return array.tobytes() if sys.byteorder == "little" else array.byteswap().tobytes()
-
-
-def _from_bytes(data, dtype) -> Any:
-    array = np.frombuffer(data, dtype)
-    return array.copy() if sys.byteorder == "little" else array.byteswap()
-
-
-def _checksum(codec, like, content) -> bytes:
-    """Of the text that describes both ends, then of all bytes but the checksum's own."""
-    start = zlib.crc32(MAGIC + bytes([VERSION]), zlib.crc32(description(codec, like).encode()))
-    return zlib.crc32(content, start).to_bytes(4, "little")
+def _paths(tree: Any) -> list[str]:
+    """The path of each leaf of a message, as Python would write it."""
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]

@@ -27,9 +27,14 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from fedjax_opt.compression.accounting import expected_bytes
-from fedjax_opt.compression.codec import Codec, compress, decompress, size_in_bytes
-from fedjax_opt.compression.layout import layout
+from fedjax_opt.compression.codec import (
+    Codec,
+    compress,
+    decompress,
+    expected_bytes,
+    layout,
+    size_in_bytes,
+)
 from fedjax_opt.core import Algorithm, Coded, Uniform, Variables, trees
 from fedjax_opt.core.messages import upload_shape
 from fedjax_opt.wrappers.nested import nested
@@ -113,7 +118,7 @@ def coded(codec: Codec, tree: Any, key: jax.Array) -> Coded:
             "compressed goes around an upload or a download once: put one codec behind the other by"
             " compression.chain."
         )
-    payload = compress(codec, tree, key, integers=False)
+    payload = compress(codec, tree, key)
     return Coded(
         decompress(codec, payload, tree),
         size_in_bytes(codec, payload, tree),

@@ -7,13 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import fedjax_opt as fo
 from fedjax_opt import compression
 from fedjax_opt.compression import codec as inside
-from fedjax_opt.compression.layout import layout
+from fedjax_opt.compression.codec import layout
 
 FILE = pathlib.Path(__file__).parents[1] / "oracles" / "cefedavg-compression.json"
 SPARSIFY = json.loads(FILE.read_text(encoding="utf-8"))["sparsify"]
@@ -195,25 +193,6 @@ def test_sparsity_is_a_leaf():
     assert counts(jnp.array([0.5, 0.9, 0.99])).tolist() == [50, 10, 1]
 
 
-@given(st.integers(0, 2**31 - 1))
-def test_varints(number):
-    length = max(1, -(-number.bit_length() // 7))
-    assert int(inside.varint_bytes(jnp.int32(number))) == length
-
-
-@pytest.mark.parametrize("sparsity", [0.6, 0.9, 0.95])
-@pytest.mark.parametrize("moments", [False, True])
-def test_the_formulas_of_the_thesis(sparsity, moments):
-    """(3.1) to (3.4), written out; the ratios that the print gives as 7, 25 and 9, 33."""
-    b = 1 + np.floor(np.log2(np.log((np.sqrt(5) - 1) / 2) / np.log(sparsity)))
-    g = b + 1 / (1 - sparsity ** (2.0**b))
-    per_entry = (1 - sparsity) * ((24 if moments else 8) + g)
-    bits = compression.formula_bits(MODEL, sparsity, moments)
-    assert bits == pytest.approx(2 * (224 if moments else 160) + per_entry * 210, rel=1e-12)
-    printed = {0.6: (7.6, 9.1), 0.9: (25.1, 33.4), 0.95: (46.4, 64.5)}[sparsity][moments]
-    assert round(compression.formula_ratio(sparsity, moments), 1) == printed
-
-
 @pytest.mark.parametrize(
     "codec",
     [
@@ -242,3 +221,30 @@ def test_the_expected_size_is_the_mean_of_the_exact_one(codec):
     assert float(jnp.mean(sizes)) == pytest.approx(
         compression.expected_bytes(codec, like), rel=0.01
     )
+
+
+HUGE = {"w": jax.ShapeDtypeStruct((600_000_000,), jnp.float32)}
+
+
+@pytest.mark.parametrize(("codec", "wanted"), [
+    (compression.Codec(), 2_400_000_007),
+    (compression.uniform(16), 1_200_000_023),
+    (compression.excluding(compression.ce_fedavg(0.9), "w"), 2_400_000_007),
+])  # fmt: skip
+def test_sizes_above_2_gigabytes(codec, wanted):
+    """Of shapes: what travels whole has a size that no value changes."""
+    payload = jax.eval_shape(inside.compress, codec, HUGE)
+    size = inside.size_in_bytes(codec, payload, HUGE)
+    assert jnp.issubdtype(size.dtype, jnp.floating)  # exact in float64, to 2^-24 in float32
+    assert float(size) == compression.expected_bytes(codec, HUGE) == wanted
+    traced = jax.eval_shape(compression.size, compression.ce_fedavg(0.5), HUGE)
+    assert jnp.issubdtype(traced.dtype, jnp.floating)
+
+
+def test_sizes_of_streams_above_2_gigabytes():
+    """All that is counted is of the type in which sizes are: no product of whole numbers is left."""
+    slot = layout(compression.top_k(0.0), HUGE)[0]
+    for dtype, error in ((jnp.float32, 1e-6), (jnp.float64, 0)):
+        count, positions = jnp.asarray(599_999_999, dtype), jnp.asarray(600_000_001, dtype)
+        found = inside._stream_bytes(slot, positions, count)
+        assert found == pytest.approx((600_000_001 + 32 * 599_999_999 + 7) // 8, rel=error)

@@ -1,4 +1,4 @@
-"""The entries of largest magnitude, against a sort."""
+"""The entries of largest magnitude, against a sort; reductions of long vectors, against NumPy's."""
 
 import jax
 import jax.numpy as jnp
@@ -8,16 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedjax_opt.compression.select import largest
-from fedjax_opt.compression.sparsifiers import kept_count
+from fedjax_opt.compression.codecs import kept_count
+from fedjax_opt.compression.largest import _COUNTED_IN_16_BITS, count_true, folded, largest
 
-LENGTH = 300  # more than are compared each with each; one shape: one program for all examples
-
-
-@jax.jit
-def compiled(arrays, count):
-    """One group."""
-    return largest((arrays,), (count,))[0]
+compiled = jax.jit(largest)
+LENGTH = 300  # one shape: one program for all examples
 
 
 def by_sorting(values, count):
@@ -40,12 +35,6 @@ ANY = st.floats(width=32, allow_nan=True, allow_infinity=True)
 )
 def test_like_a_sort(dtype, values, count):
     values = np.asarray(jnp.asarray(values).astype(dtype))
-    marks = compiled((jnp.asarray(values),), count)[0]
-    np.testing.assert_array_equal(marks, by_sorting(values.astype(np.float64), count))
-
-
-@given(hnp.arrays(np.float32, 24, elements=FEW.map(np.float32)), st.integers(0, 26))
-def test_few_entries_like_a_sort(values, count):
     marks = compiled((jnp.asarray(values),), count)[0]
     np.testing.assert_array_equal(marks, by_sorting(values.astype(np.float64), count))
 
@@ -76,24 +65,20 @@ def test_many_entries(kind):
         np.testing.assert_array_equal(marks, by_sorting(values, count))
 
 
-def test_groups_do_not_meet():
-    """Several, large and small and of two types, in one search."""
+def test_clients_do_not_meet():
+    """Under `vmap` the searches share a loop: each has its own count, and its own ties or none."""
     rng = np.random.default_rng(0)
-    groups = tuple(
-        (jnp.asarray(rng.normal(size=size).astype(dtype) * scale),)
-        for size, dtype, scale in [
-            (700, np.float64, 1), (5, np.float64, 1e3), (900, np.float64, 1e-3), (800, np.float32, 1),
-        ]
-    )  # fmt: skip
-    counts = (70, 2, 1, 400)
-    for (values,), (marks,), count in zip(
-        groups, jax.jit(largest)(groups, counts), counts, strict=True
-    ):
-        np.testing.assert_array_equal(marks, by_sorting(np.asarray(values), count))
+    values = rng.normal(size=(4, 700)).astype(np.float32)
+    values[1] = np.round(values[1])
+    values[2] = 0
+    counts = jnp.array([70, 71, 350, 700], jnp.int32)
+    (marks,) = jax.jit(jax.vmap(largest))((jnp.asarray(values),), counts)
+    for found, one, count in zip(marks, values, counts, strict=True):
+        np.testing.assert_array_equal(found, by_sorting(one, count))
 
 
 def test_nothing_to_choose_from():
-    assert largest(((jnp.zeros(0),), ()), (3, 0))[0][0].shape == (0,)
+    assert largest((jnp.zeros(0),), 3)[0].shape == (0,) and largest((), 0) == ()
 
 
 def test_the_count_is_a_ceiling_whatever_the_precision():
@@ -117,3 +102,22 @@ def test_the_count_of_millions_is_as_exact_as_the_sparsity():
             assert int(kept_count(jnp.asarray(percent / 100, jnp.float64), size)) == wanted
             found = int(kept_count(jnp.asarray(percent / 100, jnp.float32), size))
             assert wanted - size // 2**21 - 1 <= found <= wanted
+
+
+@pytest.mark.parametrize("size", [0, 1, 512, 513, 4096, 4103, 9001])
+def test_reductions_of_long_vectors(size):
+    values = np.random.default_rng(size).normal(size=size)
+    marks = values > 0.5
+    assert int(count_true(jnp.asarray(marks))) == marks.sum()
+    short = folded(jnp.minimum, jnp.asarray(values))
+    assert short.size <= 600
+    assert float(short.min(initial=np.inf)) == values.min(initial=np.inf)
+    if size:  # the entries that eight parts leave over are the last
+        values[-1] = np.nan
+        assert np.isnan(folded(jnp.maximum, jnp.asarray(values))).sum() == 1
+
+
+def test_many_are_counted_without_overflow():
+    """Every sum of 16 bits is full: one fold more would not fit."""
+    for size in (_COUNTED_IN_16_BITS, _COUNTED_IN_16_BITS + 8):
+        assert int(count_true(jnp.ones(size, bool))) == size
