@@ -80,7 +80,7 @@ def test_the_reader_of_imports_sees_all_kinds():
         "import fedjax_opt.data.bundled\n"
         "from fedjax_opt import models\n"
         "def f():\n"
-        "    from fedjax_opt.costs.communication import of\n"
+        "    from fedjax_opt.costs.traffic import of\n"
     )
     assert rooms_of(ast.parse(source)) == {"data", "models", "costs"}
 

@@ -33,7 +33,7 @@ TASK = {
     "validation": 300, "target": 0.95,
 }  # fmt: skip
 # As the paper has it: 4G for the link, and the time of a step that it measured for its smallest model.
-DEVICES = fo.costs.devices(20.0, 5.0, fo.costs.paper_task("Sent140").seconds_per_step)
+DEVICES = fo.planning.paper_tasks()["Sent140"].devices
 MODEL = fo.models.mlp([64], num_classes=10)
 
 
@@ -115,12 +115,13 @@ def compare():
     """Every schedule's curve over simulated time."""
     data, validation, test = load_data()
     variables = MODEL.init(jax.random.key(0), data[0])
-    down, up = fo.costs.megabits(fo.costs.of(build(0.1), variables))
+    prices = fo.costs.Prices(traffic=fo.costs.of(build(0.1), variables), devices=DEVICES)
+    up = fo.costs.megabits(prices.traffic.bytes_up)
     rows = {}
     for name, schedule in schedules(up).items():
         started = time.perf_counter()
         found = train(schedule, data, validation, test)
-        seconds = np.asarray(fo.costs.run_seconds(DEVICES, found, down, up)).mean(axis=0)
+        seconds = fo.costs.spent(found, prices).seconds.mean(axis=0)
         every = TASK["evaluate_every"]
         curve = found["accuracy"].mean(axis=0)
         reached = np.flatnonzero(curve >= TASK["target"])

@@ -159,7 +159,7 @@ def _plan(options):
 
 def _task(options):
     """The paper's task, or the digits as if they were one; None where all is given."""
-    tasks = {task.lower(): task for task in fo.costs.paper_tasks()}
+    tasks = {name.lower(): task for name, task in fo.planning.paper_tasks().items()}
     if options.task is not None and options.task.lower() not in tasks:
         raise unknown("--task", options.task, tasks, f"There are {', '.join(tasks)}.")
     if options.estimate:
@@ -167,7 +167,7 @@ def _task(options):
             raise ValueError(
                 "--estimate is about the digits, and --task about another task: give one."
             )
-        return fo.costs.paper_task("Sent140")._replace(
+        return tasks["sent140"]._replace(
             name="Digits",
             model="logistic regression",
             num_classes=10,
@@ -175,7 +175,7 @@ def _task(options):
             num_clients=20,
             cohort_size=5,
         )
-    return None if options.task is None else fo.costs.paper_task(tasks[options.task.lower()])
+    return None if options.task is None else tasks[options.task.lower()]
 
 
 def _quantity(options, name, kind, default):

@@ -14,7 +14,7 @@ from fedjax_opt.bounds import Bound, FedAvgConstants
 from fedjax_opt.core import checks
 from fedjax_opt.core.compatibility import enable_x64
 from fedjax_opt.costs import Devices, EnergyRates
-from fedjax_opt.costs.fleet import check_devices
+from fedjax_opt.costs.round_time import check_devices
 from fedjax_opt.planning import candidates, checking
 from fedjax_opt.planning.candidates import CohortChoice, WhatIf
 from fedjax_opt.planning.elasticity import condition_of_steps, elasticities

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt.bounds import FedAvgConstants, Rounds, fedavg, optimal_learning_rate
-from fedjax_opt.costs import EnergyRates, round_joules
+from fedjax_opt.costs import Cost, EnergyRates, Prices, spent
 from fedjax_opt.planning.setting import (
     BYTES_PER_MEGABIT,
     Setting,
@@ -192,19 +192,13 @@ def _joules(energy: EnergyRates | None, setting: Any, cohort_size: int, rounds: 
     if energy is None:
         return None
     everyone = np.arange(max(np.size(field) for field in (*setting.devices, *energy)))
-    one, two = (
-        float(
-            np.mean(
-                round_joules(
-                    energy,
-                    everyone,
-                    k,
-                    setting.megabits_down * BYTES_PER_MEGABIT,
-                    setting.megabits_up * BYTES_PER_MEGABIT,
-                    devices=setting.devices,
-                ).client_joules
-            )
-        )
-        for k in (1, 2)
-    )
-    return cohort_size * (rounds * (2 * one - two) + steps * (two - one))
+    down = setting.megabits_down * BYTES_PER_MEGABIT
+    up = setting.megabits_up * BYTES_PER_MEGABIT
+    prices = Prices(traffic=Cost(down, up, 0, 0, 0, 0), devices=setting.devices, energy=energy)
+    history = {
+        "cohort": np.stack([everyone, everyone]),
+        "num_steps": np.array([[1], [2]]) + 0 * everyone,
+    }
+    one, both = spent(history, prices).joules / len(everyone)
+    each_step = both - 2 * one
+    return cohort_size * float(rounds * (one - each_step) + steps * each_step)

@@ -242,8 +242,10 @@ def test_energy_is_that_of_every_round():
         "cohort": np.tile(np.arange(4), (50, 1)),
         "num_steps": np.repeat(np.repeat(*np.array(row.runs).T)[:, None], 4, axis=1),
     }
-    spent = fo.costs.run_joules(rates, history, 1e6, 1e6, devices=devices)
-    assert row.joules == pytest.approx(float(spent[-1]), rel=1e-9)
+    prices = fo.costs.Prices(
+        traffic=fo.costs.Cost(10**6, 10**6, 0, 0, 0, 0), devices=devices, energy=rates
+    )
+    assert row.joules == pytest.approx(fo.costs.spent(history, prices).joules[-1], rel=1e-9)
     assert row.rounds == 50 and found.schedule == "K-rounds" and found.bound is None
 
 
@@ -296,7 +298,7 @@ def test_a_fleet_and_a_choice_of_cohorts():
 @pytest.mark.parametrize("name", ["Sent140", "Shakespeare"])
 def test_a_tuned_run_is_recommended_for_its_own_rounds(name):
     """For as many rounds it is the best; for time, compute that is dear makes K smaller."""
-    task = fo.costs.paper_task(name)
+    task = fo.planning.paper_tasks()[name]
     tuned = fo.planning.TunedRun(
         task.local_steps, task.learning_rate, 10_000, task.cohort_size, math.log(task.num_classes)
     )
@@ -305,9 +307,8 @@ def test_a_tuned_run_is_recommended_for_its_own_rounds(name):
     same = fo.plan(model, devices, constants=tuned.constants, rounds=10_000)
     assert same.local_steps == task.local_steps
     assert same.learning_rate == pytest.approx(task.learning_rate, rel=1e-9)
-    paper = fo.costs.paper_round_times()[name]
-    assert same.recommended.seconds / 3600 == pytest.approx(paper.run_hours, rel=1e-6)
-    seconds = paper.run_hours * 3600
+    seconds = 10_000 * float(fo.costs.client_seconds(devices, task.local_steps, model, model))
+    assert same.recommended.seconds == pytest.approx(seconds, rel=1e-6)
     timed = fo.plan(model, devices, constants=tuned.constants, seconds=seconds)
     assert timed.local_steps < task.local_steps
     assert timed.learning_rate <= task.learning_rate * (1 + 1e-9)

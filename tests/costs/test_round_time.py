@@ -72,16 +72,22 @@ def test_the_server_waits_for_the_slowest(deadline, await_absent):
     if deadline == 8.0:
         assert 0 < arrived.sum() < (steps > 0).sum()  # some are late, and not all
         assert set(seconds) & {8.0} and (seconds < 8.0).any()
-    history = {"cohort": cohort, "num_steps": steps}
-    total = fo.costs.run_seconds(fleet, history, DOWN, UP, deadline, await_absent)
+    total = seconds_of_run(fleet, {"cohort": cohort, "num_steps": steps}, deadline, await_absent)
     np.testing.assert_allclose(total, np.cumsum(seconds), rtol=1e-13)
+
+
+def seconds_of_run(fleet, history, deadline=None, await_absent=True):
+    """`spent`, with DOWN and UP megabits as bytes."""
+    traffic = fo.costs.Cost(DOWN * 125_000, UP * 125_000, 0, 0, 0, 0)
+    prices = fo.costs.Prices(traffic, devices=fleet, deadline=deadline, await_absent=await_absent)
+    return fo.costs.spent(history, prices).seconds
 
 
 def test_equal_clients_give_equation_5():
     steps = np.array([[5, 5], [3, 3], [1, 1]])
     history = {"cohort": np.array([[0, 1], [2, 3], [9, 4]]), "num_steps": steps}
-    total = fo.costs.run_seconds(Devices(20.0, 5.0, 0.3), history, 40.0, 40.0)[-1]
-    assert float(total) == pytest.approx(3 * (40 / 20 + 40 / 5) + 0.3 * (5 + 3 + 1), rel=1e-14)
+    total = seconds_of_run(Devices(20.0, 5.0, 0.3), history)[-1]
+    assert total == pytest.approx(3 * (DOWN / 20 + UP / 5) + 0.3 * (5 + 3 + 1), rel=1e-14)
 
 
 def test_all_clients_at_once():
@@ -111,15 +117,14 @@ def test_under_jit_and_vmap():
         np.testing.assert_allclose(a, b, rtol=1e-14)
 
     def slower(factor):
-        history = {"cohort": cohort, "num_steps": steps}
         times = fleet._replace(seconds_per_step=jnp.asarray(fleet.seconds_per_step) * factor)
-        return fo.costs.run_seconds(times, history, DOWN, UP)
+        return fo.costs.round_seconds(times, cohort, steps, DOWN, UP).seconds
 
     factors = np.array([0.5, 1.0, 3.0])
     many = jax.vmap(slower)(factors)
     for row, factor in zip(many, factors, strict=True):
         expected = by_loops((fleet[0], fleet[1], fleet[2] * factor), cohort, steps)[0]
-        np.testing.assert_allclose(row, np.cumsum(expected), rtol=1e-13)
+        np.testing.assert_allclose(row, expected, rtol=1e-13)
     gradient = jax.grad(lambda k: fo.costs.round_seconds(fleet, [3], k, DOWN, UP).seconds)(2.0)
     assert float(gradient) == pytest.approx(fleet.seconds_per_step[3])
 
@@ -227,7 +232,7 @@ def test_who_misses_the_deadline_is_not_in_the_run():
     np.testing.assert_array_equal(history.cohort, np.where(in_time, asked, -1))
     np.testing.assert_array_equal(history.num_steps, np.where(in_time, STEPS, 0))
     waited = by_loops(fleet, asked, np.full(asked.shape, STEPS), DEADLINE)[0]
-    found = fo.costs.run_seconds(fleet, history, DOWN, UP, DEADLINE)
+    found = seconds_of_run(fleet, history, DEADLINE)
     np.testing.assert_allclose(found, np.cumsum(waited), rtol=1e-13)
 
 
@@ -294,91 +299,6 @@ def test_drawing_is_a_pure_function_of_the_key():
     np.testing.assert_array_equal(constant.upload_mbps, [1.0, 2.0, 3.0])
 
 
-# The paper's tasks ----------------------------------------------------------------------------
-
-# Tables 1 and 2 as they are printed: |x| in megabits, N, S, n, K_0, eta_0, beta and its deviation.
-PRINTED = {
-    "Sent140": (0.32, 21876, 50, 15, 60, 3.0, 5.2e-3, 2.1e-4),
-    "FEMNIST": (6.71, 3000, 60, 170, 80, 0.3, 0.017, 5.1e-4),
-    "CIFAR100": (40.0, 500, 25, 100, 50, 0.01, 0.31, 1.7e-2),
-    "Shakespeare": (5.21, 660, 10, 5573, 80, 0.1, 1.5, 8.5e-2),
-}
-
-
-def test_the_tasks_are_those_of_the_tables():
-    assert fo.costs.paper_tasks() == {name: fo.costs.paper_task(name) for name in PRINTED}
-    for name, row in PRINTED.items():
-        task = fo.costs.paper_task(name)
-        found = (
-            task.model_megabits, task.num_clients, task.cohort_size, task.samples_per_client,
-            task.local_steps, task.learning_rate, task.seconds_per_step, task.seconds_per_step_std,
-        )  # fmt: skip
-        assert found == row
-        assert task.devices == Devices(20.0, 5.0, row[6])
-
-
-@pytest.mark.parametrize("name", PRINTED)
-def test_the_round_times_that_tables_1_and_2_imply(name):
-    size, *_, steps, _, beta, _ = PRINTED[name]
-    parts = fo.costs.paper_round_times()[name]
-    # A quarter of a second for each megabit: 1/20 + 1/5.
-    assert parts.communication_seconds == pytest.approx(size / 4, rel=1e-12)
-    assert parts.compute_seconds == pytest.approx(steps * beta, rel=1e-12)
-    assert parts.round_seconds == pytest.approx(size / 4 + steps * beta, rel=1e-12)
-    assert parts.run_hours == pytest.approx((size / 4 + steps * beta) / 0.36, rel=1e-12)
-    half = fo.costs.paper_round_times(rounds=5_000)[name]
-    assert half.run_hours == pytest.approx(parts.run_hours / 2, rel=1e-12)
-
-
-def k_rounds(first, rounds):
-    """ceil(K_0 r^(-1/3)) in whole numbers: it is at least k if (k - 1)^3 r < K_0^3."""
-    r = np.arange(1, rounds + 1)
-    return sum(((k - 1) ** 3 * r < first**3).astype(int) for k in range(1, first + 1))
-
-
-# K_r-rounds in Table 4, and what follows: in 10,000 rounds, and in the time of 10,000 with K_0.
-TABLE_4 = {
-    "Sent140": ("0.21", "0.078", "0.21"),
-    "FEMNIST": ("0.11", "0.076", "0.11"),
-    "CIFAR100": ("0.090", "0.079", "0.14"),
-    "Shakespeare": ("0.74", "0.076", "0.74"),
-}
-
-
-@pytest.mark.parametrize("name", TABLE_4)
-def test_the_steps_of_table_4_are_those_in_equal_time(name):
-    """By rounds no cell follows; by time all do but CIFAR100's, which follows from neither."""
-    printed, in_rounds, in_time = TABLE_4[name]
-    task = fo.costs.paper_task(name)
-    schedule = k_rounds(task.local_steps, 260_000)
-    assert schedule[0] == task.local_steps and schedule[-1] >= 1
-    by_rounds = schedule[:10_000].sum() / (task.local_steps * 10_000)
-    assert f"{by_rounds:.2g}" == in_rounds != printed
-    assert fo.costs.relative_steps(task, schedule, within="rounds") == pytest.approx(by_rounds)
-    seconds, steps, budget = 0.0, 0, 10_000 * fo.costs.paper_round_times()[name].round_seconds
-    for k in schedule.tolist():
-        seconds += task.model_megabits / 4 + task.seconds_per_step * k
-        if seconds > budget:
-            break
-        steps += k
-    relative = fo.costs.relative_steps(task, schedule)
-    assert relative == pytest.approx(steps / (task.local_steps * 10_000), rel=1e-12)
-    assert f"{relative:.2g}" == in_time
-    assert (in_time == printed) == (name != "CIFAR100")
-
-
-def test_a_fixed_schedule_is_its_own_measure():
-    task = fo.costs.paper_task("FEMNIST")
-    fixed = np.full(10_001, task.local_steps)
-    assert fo.costs.relative_steps(task, fixed) == 1.0
-    assert fo.costs.relative_steps(task, fixed, within="rounds") == 1.0
-    # CIFAR100's K_r-step: a tenth of K_0 after the 1,000 minutes of which the text speaks. 0.40.
-    task = fo.costs.paper_task("CIFAR100")
-    plateau = int(1000 * 60 / 25.5)
-    dropped = np.where(np.arange(30_000) < plateau, 50, 5)
-    assert f"{fo.costs.relative_steps(task, dropped):.2f}" == "0.40"
-
-
 # Errors ---------------------------------------------------------------------------------------
 
 FLEET = Devices(20.0, 5.0, 0.1)
@@ -431,7 +351,6 @@ EACH = Devices(20.0, np.full(4, 5.0), 0.1)
             lambda: fo.costs.round_seconds(FLEET, [0], 1, 1.0, 1.0, deadline=0.0),
             r"deadline must lie in \(0.0",
         ),
-        (lambda: fo.costs.run_seconds(FLEET, {"cohort": [[0]]}, 1.0, 1.0), "must hold 'num_steps'"),
         (lambda: fo.costs.expected_maximum([1.0, 2.0], 3), r"size must lie in \[1, 2\], got 3"),
         (lambda: fo.costs.expected_maximum([1.0, 2.0], 0), "size must lie in"),
         (lambda: fo.costs.expected_maximum(3.0, 1), r"values must be one per client \[N\]"),
@@ -442,24 +361,6 @@ EACH = Devices(20.0, np.full(4, 5.0), 0.1)
                 fo.cohorts.weighted(1, [1.0, 1.0]), EACH, 1, 1.0, 1.0, deadline=9.0
             ),
             "sampler was made for 2 clients, but devices for 4",
-        ),
-        (
-            lambda: fo.costs.paper_task("MNIST"),
-            "name must be one of 'Sent140', 'FEMNIST', 'CIFAR100', 'Shakespeare', got 'MNIST'",
-        ),
-        (
-            lambda: fo.costs.relative_steps(fo.costs.paper_task("FEMNIST"), [1] * 9_999),
-            "num_steps must be long enough to fill the time of 10000 rounds.*got 9999",
-        ),
-        (
-            lambda: fo.costs.relative_steps(
-                fo.costs.paper_task("FEMNIST"), [1] * 9_999, within="rounds"
-            ),
-            "num_steps must be long enough to fill the rounds",
-        ),
-        (
-            lambda: fo.costs.relative_steps(fo.costs.paper_task("FEMNIST"), [1], within="epochs"),
-            "within must be one of 'rounds', 'time'",
         ),
     ],
 )
