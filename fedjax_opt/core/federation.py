@@ -131,7 +131,7 @@ class Federation:
         if self.remainder == "drop":
             _check_fills(self.clients, self.batch_size)
         size = None if self.cohort is None else self.cohort.size
-        put(self, guard=check_guard(self.guard, count, size))
+        put(self, guard=check_guard(self.guard, size))
         if self.initial is not None:
             given = self.initial
             initial = given if isinstance(given, Variables) else Variables(given)

@@ -53,9 +53,6 @@ class Guard(NamedTuple):
         parameters, of a control variate) on its own; None for no limit.
       max_report_norm: the same for the report of a probe.
       min_clients: how many must be left; in a round with fewer nobody counts, and it is skipped.
-      deadline: the seconds after which a client is not waited for; None to wait for all.
-      step_seconds: how long a local step takes, a number or one per client `[N]`.
-      link_seconds: how long download and upload take, a number or one per client `[N]`.
 
     Example:
       >>> import fedjax_opt as fo
@@ -73,33 +70,19 @@ class Guard(NamedTuple):
     max_norm: Any = None
     max_report_norm: Any = None
     min_clients: Any = 1
-    deadline: Any = None
-    step_seconds: Any = 0.0
-    link_seconds: Any = 0.0
 
 
-def check_guard(
-    guard: Any, num_clients: int | None = None, cohort_size: int | None = None
-) -> Guard | None:
-    """A guard as arrays, after checking its numbers against the population and the cohort."""
+def check_guard(guard: Any, cohort_size: int | None = None) -> Guard | None:
+    """A guard as arrays, after checking its numbers against the cohort."""
     if guard is None:
         return None
     if not isinstance(guard, Guard):
         raise ValueError(f"guard must be a Guard or None, got {guard!r}.")
     found = {}
-    for name in ("max_norm", "max_report_norm", "deadline"):
+    for name in ("max_norm", "max_report_norm"):
         value = getattr(guard, name)
         if value is not None:
             value = _one(name, checks.number(f"guard.{name}", value, low=0.0, open_low=True))
-        found[name] = value
-    for name in ("step_seconds", "link_seconds"):
-        value = checks.number(f"guard.{name}", getattr(guard, name), low=0.0, open_high=True)
-        value = jnp.asarray(value, jnp.result_type(float))
-        if value.ndim > 1 or (value.ndim and num_clients not in (None, value.shape[0])):
-            raise ValueError(
-                f"guard.{name} must be a number or one per client, [{num_clients or 'N'}], got shape"
-                f" {list(value.shape)}."
-            )
         found[name] = value
     fewest = guard.min_clients
     if not checks.is_traced(fewest):

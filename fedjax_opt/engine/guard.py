@@ -25,28 +25,17 @@ from fedjax_opt.engine.client import ClientResult
 from fedjax_opt.engine.server import check_shapes
 
 
-def before_work(
-    guard: Guard, asked: jax.Array, num_steps: jax.Array, late: Any = False
-) -> jax.Array:
+def before_work(asked: jax.Array, num_steps: jax.Array, late: Any = False) -> jax.Array:
     """The faults that are known before any client works, `[S]`.
 
     Args:
-      guard: the rules.
       asked: the ids of those who were asked; -1 for nobody.
       num_steps: K for each, 0 for who does not report.
       late: whether that is because of the sampler's deadline.
     """
     away = (asked >= 0) & (num_steps == 0)
     why = jnp.where(late, jnp.int32(Fault.TIMED_OUT), jnp.int32(Fault.DROPPED_OUT))
-    code = jnp.where(away, why, jnp.int32(Fault.NONE))
-    if guard.deadline is None:
-        return code
-    step, link = (
-        x if x.ndim == 0 else x.at[asked].get(mode="clip")
-        for x in (guard.step_seconds, guard.link_seconds)
-    )
-    late = (num_steps > 0) & (link + step * num_steps.astype(step.dtype) > guard.deadline)
-    return jnp.where(late, jnp.int32(Fault.TIMED_OUT), code)
+    return jnp.where(away, why, jnp.int32(Fault.NONE))
 
 
 def of_report(guard: Guard, report: Any) -> jax.Array:

@@ -149,7 +149,7 @@ def federated_round(
     """
     codes = []
     if guard is not None:
-        codes.append(guards.before_work(guard, cohort.asked, cohort.num_steps, cohort.late))
+        codes.append(guards.before_work(cohort.asked, cohort.num_steps, cohort.late))
         cohort = cohort._replace(num_steps=jnp.where(codes[0] > 0, 0, cohort.num_steps))
     shared = _shared(algorithm, model, state, cohort, feeds, how, guard, client_test)
     situation = Situation(
