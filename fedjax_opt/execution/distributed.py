@@ -20,8 +20,6 @@ from fedjax_opt.core import checks
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 # The index of a pod of an indexed Kubernetes job.
 _JOB_INDEX = "JOB_COMPLETION_INDEX"
-# What errors of collectives and of barriers say that are raised as something else.
-_OF_MANY = ("Gloo", "NCCL", "heartbeat", "barrier", "coordination service")
 # What JAX says where it finds no cluster. Any other error is one of a cluster that it cannot read: taken
 # for being alone too, each of n processes would play a whole run by itself.
 _NO_CLUSTER = "coordinator_address should be defined"
@@ -159,14 +157,7 @@ def from_first(value: Any) -> Any:
       >>> fo.distributed.from_first({"stop": True})
       {'stop': True}
     """
-    if not is_joined():
-        return value
-    from jax.experimental import multihost_utils
-
-    text = json.dumps(value).encode() if is_first() else b""
-    length = int(multihost_utils.broadcast_one_to_all(np.asarray(len(text), np.int32)))
-    found = multihost_utils.broadcast_one_to_all(_padded(text, length))
-    return json.loads(np.asarray(found).tobytes())
+    return from_each(value if is_first() else None)[0]
 
 
 def from_each(value: Any) -> list[Any]:
@@ -191,7 +182,9 @@ def from_each(value: Any) -> list[Any]:
 
     text = json.dumps(value).encode()
     lengths = multihost_utils.process_allgather(np.asarray(len(text), np.int32))
-    found = multihost_utils.process_allgather(_padded(text, int(lengths.max())))
+    room = np.zeros(lengths.max(), np.uint8)  # of a length that all processes know
+    room[: len(text)] = np.frombuffer(text, np.uint8)
+    found = multihost_utils.process_allgather(room)
     return [json.loads(row[:length].tobytes()) for row, length in zip(found, lengths, strict=True)]
 
 
@@ -203,13 +196,6 @@ def barrier() -> None:
       >>> fo.distributed.barrier()              # nobody to wait for
     """
     from_each(None)
-
-
-def _padded(text: bytes, length: int) -> np.ndarray:
-    """Bytes in an array of a length that all processes know."""
-    room = np.zeros(length, np.uint8)
-    room[: len(text)] = np.frombuffer(text, np.uint8)
-    return room
 
 
 def _place(address: str | None, count: int | None, index: int | None) -> dict[str, Any]:
@@ -253,30 +239,13 @@ def _number(name: str, text: str | None) -> int | None:
 def _end_at_once(kind: Any, error: Any, trace: Any) -> None:
     """Says what failed and ends: tidying up would wait for processes that wait for this one."""
     traceback.print_exception(kind, error, trace)
-    place = f"process {jax.process_index()} of {jax.process_count()}"
-    if _is_of_many(error):
-        why = (
-            f"{place} ends: a computation over all processes failed, most likely because another"
-            " process died (its own output says why)."
-        )
-    else:
-        why = f"{place} ends because of the error above; the others cannot go on without it."
     print(
-        f"fedjax_opt: {why} Start all of them again: with checkpoints, the run goes on from the"
-        " newest.",
+        f"fedjax_opt: process {jax.process_index()} of {jax.process_count()} ends because of the error"
+        " above; the others cannot go on without it. An error of Gloo, NCCL or the coordination service"
+        " means most likely that another process died, whose own output says why. Start all of them"
+        " again: with checkpoints, the run goes on from the newest.",
         file=sys.stderr,
     )
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
-
-
-def _is_of_many(error: BaseException | None) -> bool:
-    """Whether an error, or what led to it, came from a computation or a meeting of all processes."""
-    while error is not None:
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            return True
-        if any(word in str(error) for word in _OF_MANY):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

@@ -51,15 +51,11 @@ def fit(
     there_is = available_bytes((data, state))
 
     def parts(option: Strategy) -> dict[str, int]:
-        analysis = compiled(option).memory_analysis()
-        found = _num_bytes(data), _num_bytes(state), getattr(analysis, "temp_size_in_bytes", 0)
-        mesh = option.mesh
-        shared = mesh is not None and mesh.devices.flat[0].platform == "cpu"
-        copies = mesh.size if mesh is not None and shared else 1
-        return {
-            name: size * copies
-            for name, size in zip(("data", "state", "program"), found, strict=True)
-        }
+        program = getattr(compiled(option).memory_analysis(), "temp_size_in_bytes", 0)
+        on_cpus = option.mesh is not None and option.mesh.devices.flat[0].platform == "cpu"
+        copies = option.mesh.size if on_cpus and option.mesh is not None else 1
+        found = {"data": _num_bytes(data), "state": _num_bytes(state), "program": program}
+        return {name: size * copies for name, size in found.items()}
 
     def needed(option: Strategy) -> int:
         return sum(parts(option).values())
@@ -69,16 +65,22 @@ def fit(
     if limit == "device" and there_is is None:
         raise ValueError("memory_limit='device': this device does not tell; give it in bytes.")
     most = int(there_is if limit == "device" else limit)  # type: ignore[arg-type]
-    for option in options:
-        if needed(option) <= most:
-            return option
-    smaller = [] if is_auto else smaller_than(strategy, cohort_size)
-    found = next((option for option in smaller if needed(option) <= most), None)
+    fits = (option for option in options if needed(option) <= most)
+    if (found := next(fits, None)) is not None:
+        return found
     needs = parts(options[-1])
     shown = ", ".join(f"{name} {_readable(size)}" for name, size in needs.items())
+    advice = (
+        "Keep the data on the host with fo.data.store and fo.data.open_stored, or use a smaller model,"
+        " batch_size or cohort."
+    )
+    for option in [] if is_auto else smaller_than(strategy, cohort_size):
+        if needed(option) <= most:
+            advice = f"{_written(option)} would fit."
+            break
     raise ValueError(
         f"{_written(options[-1])} needs {_readable(sum(needs.values()))} ({shown}), more than"
-        f" memory_limit={limit}, which is {_readable(most)}. {_advice(found)}"
+        f" memory_limit={limit}, which is {_readable(most)}. {advice}"
     )
 
 
@@ -147,17 +149,21 @@ def _cgroup_limits() -> list[int]:
     with contextlib.suppress(OSError, ValueError):
         for line in _OWN_CGROUP.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
             root, name = _CGROUPS, "memory.max"
             if controllers:
                 root, name = _CGROUPS / "memory", "memory.limit_in_bytes"
-            if controllers and "memory" not in controllers.split(","):
-                continue
             # In a container the path may be the host's, whose folders are not seen: the root is there.
             folder = root / path.lstrip("/")
-            for file in (around / name for around in (folder, *folder.parents)):
-                if file.is_relative_to(root) and file.exists():
-                    text = file.read_text().strip()
-                    found += [int(text)] if text.isdecimal() else []
+            for around in (folder, *folder.parents):
+                file = around / name
+                text = (
+                    file.read_text().strip()
+                    if around.is_relative_to(root) and file.exists()
+                    else ""
+                )
+                found += [int(text)] if text.isdecimal() else []
     return found
 
 
@@ -174,15 +180,6 @@ def _written(strategy: Strategy) -> str:
     if strategy.mesh is not None and strategy.inner == "vmap":
         return 'strategy=fo.Strategy("sharded", inner="vmap")'
     return f'strategy="{strategy.name}"'
-
-
-def _advice(option: Strategy | None) -> str:
-    if option is not None:
-        return f"{_written(option)} would fit."
-    return (
-        "Keep the data on the host with fo.data.store and fo.data.open_stored, or use a smaller model,"
-        " batch_size or cohort."
-    )
 
 
 def _readable(size: float) -> str:

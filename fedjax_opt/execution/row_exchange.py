@@ -33,25 +33,19 @@ def table(
     """
     named = _filled(room, ids, NOBODY)
     if mesh is None or placement.is_simple(mesh):
-        places = np.arange(len(ids))
         # A copy: its buffers are given up to the program.
-        states = jax.tree.map(lambda x: jnp.array(_placed(room, places, x)), own)
+        states = jax.tree.map(lambda x: jnp.array(_among_zeros(room, x)), own)
         rows = ClientRows(jnp.array(named), states)
         return rows if mesh is None else placement.put(rows, mesh)
     split = _split(mesh)
     seats, each = _seats(mesh, holders)
-    mine = seats[holders == jax.process_index()]
+    room_here = each * len(split.addressable_devices)
 
     def put(rows: np.ndarray) -> jax.Array:
-        """One array of all processes, with this one's rows in their places."""
-
-        def part(index):
-            start = index[0].start or 0
-            here = np.flatnonzero((mine >= start) & (mine < start + each))
-            return _placed(each, mine[here] - start, rows[here])
-
+        """One array of all processes, whose own rows come first on their devices."""
         shape = (each * mesh.size, *rows.shape[1:])
-        return jax.make_array_from_callback(shape, split, part)
+        here = _among_zeros(room_here, rows)
+        return jax.make_array_from_process_local_data(split, here, shape)
 
     leaves, structure = jax.tree.flatten(own)
     shapes = [jax.ShapeDtypeStruct((room, *x.shape[1:]), x.dtype) for x in leaves]
@@ -75,19 +69,15 @@ def back(mesh: Mesh | None, states: chex.ArrayTree, holders: np.ndarray) -> chex
         return jax.tree.map(lambda x: np.asarray(x)[: len(holders)], states)
     split = _split(mesh)
     seats, each = _seats(mesh, holders)
-    mine = seats[holders == jax.process_index()]
     where = np.zeros(each * mesh.size, np.int32)
     where[seats] = np.arange(len(seats))
     leaves, structure = jax.tree.flatten(states)
     cut = _rows(leaves, placement.put(where, mesh), (split,) * len(leaves))
+    count = np.sum(holders == jax.process_index())
 
     def fetch(x: jax.Array) -> np.ndarray:
-        found = np.empty((len(mine), *x.shape[1:]), x.dtype)
-        for part in x.addressable_shards:
-            start = part.index[0].start or 0
-            here = np.flatnonzero((mine >= start) & (mine < start + each))
-            found[here] = np.asarray(part.data)[mine[here] - start]
-        return found
+        parts = sorted(x.addressable_shards, key=lambda part: part.index[0].start or 0)
+        return np.concatenate([np.asarray(part.data) for part in parts])[:count]
 
     return jax.tree.unflatten(structure, list(map(fetch, cut)))
 
@@ -106,14 +96,16 @@ def _seats(mesh: Mesh, holders: np.ndarray) -> tuple[np.ndarray, int]:
             f"strategy.mesh must have a device of every process that holds client states, but has none"
             f" of process {min(missing)}."
         )
-    turn, device = np.zeros((2, len(holders)), np.int64)
-    for process in np.unique(holders):
-        own, members = np.flatnonzero(owner == process), np.flatnonzero(holders == process)
-        turn[members], place = np.divmod(np.arange(len(members)), len(own))
-        device[members] = own[place]
+    seats = np.zeros(len(holders), np.int64)
+    rows = {process: np.flatnonzero(holders == process) for process in np.unique(holders)}
+    devices = {process: np.flatnonzero(owner == process) for process in rows}
+    most = max((-(-len(rows[p]) // len(devices[p])) for p in rows), default=1)
     # A power of two: few lengths are ever met, and each of them is compiled once.
-    each = 1 << int(turn.max(initial=0)).bit_length()
-    return device * each + turn, each
+    each = 1 << max(most - 1, 0).bit_length()
+    for process, members in rows.items():
+        device, place = np.divmod(np.arange(len(members)), each)
+        seats[members] = devices[process][device] * each + place
+    return seats, each
 
 
 def _filled(room: int, values: np.ndarray, filling: int) -> np.ndarray:
@@ -121,10 +113,10 @@ def _filled(room: int, values: np.ndarray, filling: int) -> np.ndarray:
     return np.append(values, np.full(room - len(values), filling)).astype(np.int32)
 
 
-def _placed(room: int, places: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Rows in their places of an array, among zeros."""
+def _among_zeros(room: int, rows: np.ndarray) -> np.ndarray:
+    """Rows at the beginning of an array, and zeros behind them."""
     found = np.zeros((room, *rows.shape[1:]), rows.dtype)
-    found[places] = rows
+    found[: len(rows)] = rows
     return found
 
 

@@ -395,7 +395,6 @@ class _RowFormat:
     """
 
     def __init__(self, one_client: chex.ArrayTree) -> None:
-        leaves, self._structure = jax.tree.flatten(one_client)
         named = [
             (jax.tree_util.keystr(path), leaf)
             for path, leaf in jax.tree_util.tree_leaves_with_path(one_client)
@@ -407,42 +406,33 @@ class _RowFormat:
                     f" has dtype {leaf.dtype}."
                 )
         self.leaves = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named}
-        self._shapes = [leaf.shape for leaf in leaves]
-        self._dtypes = [np.dtype(leaf.dtype) for leaf in leaves]
-        sizes = [
-            int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-            for shape, dtype in zip(self._shapes, self._dtypes, strict=True)
-        ]
-        self._ends = np.cumsum(sizes, dtype=np.int64).tolist()
-        self.num_bytes = self._ends[-1]
+        self._one_client = one_client
+        # Numbers for names: a state that is one array has no path.
+        self._row = np.dtype(
+            [(str(i), leaf.dtype, leaf.shape) for i, (_, leaf) in enumerate(named)]
+        )
+        self.num_bytes = self._row.itemsize
 
     def pack(self, states: chex.ArrayTree) -> np.ndarray:
         """Stacked states `[n, ...]` as rows of bytes `[n, num_bytes]`."""
-        leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(states)]
-        count = leaves[0].shape[0]
-        found = [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
-        expected = list(zip(self._shapes, self._dtypes, strict=True))
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(states)]
+        found = [(leaf.dtype, leaf.shape[1:]) for leaf in leaves]
+        expected = [(leaf.dtype, leaf.shape) for leaf in jax.tree.leaves(self._one_client)]
         if found != expected:
             raise ValueError(f"states must have leaves {expected} for each client, got {found}.")
-        return np.concatenate(
-            [leaf.view(np.uint8).reshape(count, leaf.nbytes // max(count, 1)) for leaf in leaves],
-            axis=1,
-        )
+        rows = np.empty(len(leaves[0]), self._row)
+        for i, leaf in enumerate(leaves):
+            rows[str(i)] = leaf
+        return rows.view(np.uint8).reshape(len(rows), self.num_bytes)
 
     def unpack(self, rows: np.ndarray) -> chex.ArrayTree:
         """Rows of bytes `[n, num_bytes]` as stacked states `[n, ...]`, in memory of their own."""
-        leaves = [
-            block.copy().view(dtype).reshape(len(rows), *shape)
-            for block, dtype, shape in zip(
-                np.split(rows, self._ends[:-1], axis=1), self._dtypes, self._shapes, strict=True
-            )
-        ]
-        return jax.tree.unflatten(self._structure, leaves)
+        found = rows.reshape(-1).view(self._row)
+        leaves = [found[str(i)].copy() for i in range(len(self.leaves))]
+        return jax.tree.unflatten(jax.tree.structure(self._one_client), leaves)
 
     def shapes(self, count: int) -> chex.ArrayTree:
         """The shapes and dtypes of so many states, stacked."""
-        leaves = [
-            jax.ShapeDtypeStruct((count, *shape), dtype)
-            for shape, dtype in zip(self._shapes, self._dtypes, strict=True)
-        ]
-        return jax.tree.unflatten(self._structure, leaves)
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), self._one_client
+        )

@@ -168,7 +168,13 @@ class RowFile:
         with self._transaction():
             base = max(n for n in self.rounds if n <= max(oldest, self.rounds[0]))
             self._insert(round_number, ids, rows)
-            self._forget(base)
+            # Of each client who took part since: all before its newest row up to the base.
+            self._delete(
+                "client IN (SELECT client FROM rows INDEXED BY by_round WHERE round > ? AND round <= ?)"
+                " AND round < (SELECT max(round) FROM rows AS newer INDEXED BY by_client"
+                " WHERE newer.client = rows.client AND newer.round <= ?)",
+                self.rounds[0], base, base,
+            )  # fmt: skip
             kept = [n for n in self.rounds if n >= base]
             self._about["rounds"] = [*kept, round_number]
 
@@ -237,49 +243,31 @@ class RowFile:
 
         self._db.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", pieces())
 
-    def _forget(self, base: int) -> None:
-        """Deletes what nobody can go back to: all before each client's newest row up to the base."""
-        found = self._db.execute(
-            "SELECT DISTINCT client FROM rows INDEXED BY by_round WHERE round > ? AND round <= ?",
-            (self.rounds[0], base),
-        )
-        for (client,) in found.fetchall():
-            newest = self._newest(client, base)
-            self._delete("client = ? AND round < ?", client, newest)
-
-    def _delete(self, condition: str, *values: Any) -> None:
+    def _delete(self, condition: str, *values: int) -> None:
         where = f"FROM rows INDEXED BY by_client WHERE {condition}"
         gone = self._db.execute(f"SELECT client, round, piece {where}", values).fetchall()
         self._about["keys"] ^= _crc_of_keys(gone)
         self._db.execute(f"DELETE {where}", values)
 
-    def _newest(self, client: int, last: int) -> int | None:
-        """The round of a client's newest row up to a round."""
-        query = "SELECT max(round) FROM rows INDEXED BY by_client WHERE client = ? AND round <= ?"
-        return self._db.execute(query, (client, last)).fetchone()[0]
-
     def _read_one(self, client: int, row: np.ndarray) -> bool:
         """Fills in a client's newest row; False if it has none."""
-        newest = self._newest(client, self.round)
-        if newest is None:
-            return False
         query = (
-            "SELECT crc, bytes FROM rows INDEXED BY by_client WHERE client = ? AND round = ?"
-            " ORDER BY piece"
+            "SELECT round, crc, bytes FROM rows INDEXED BY by_client WHERE client = ?1 AND round ="
+            " (SELECT max(round) FROM rows INDEXED BY by_client WHERE client = ?1) ORDER BY piece"
         )
-        end = 0
-        for piece, (crc, content) in enumerate(self._db.execute(query, (client, newest))):
-            start, end = end, end + (len(content) if isinstance(content, bytes) else len(row) + 1)
-            # The key is the one that was asked for: a piece of another row has another checksum.
-            key = _crc_of_key(client, newest, piece)
-            if end > len(row) or zlib.crc32(content, key) != crc:
-                end = -1
-                break
-            row[start:end] = np.frombuffer(content, np.uint8)
-        if end != len(row):
+        pieces = self._db.execute(query, (client,)).fetchall()
+        # The key is the one that was asked for: a piece of another row has another checksum.
+        is_whole = all(
+            isinstance(content, bytes)
+            and zlib.crc32(content, _crc_of_key(client, round_number, piece)) == crc
+            for piece, (round_number, crc, content) in enumerate(pieces)
+        )
+        if not is_whole or (pieces and sum(len(content) for *_, content in pieces) != len(row)):
             whose = "the initial row" if client == _INITIAL else f"the row of client {client}"
             raise ValueError(f"{self._name} is damaged: {whose} does not have its checksum.")
-        return True
+        if pieces:
+            row[:] = np.frombuffer(b"".join(content for *_, content in pieces), np.uint8)
+        return bool(pieces)
 
     def _write_about(self) -> None:
         content = json.dumps(self._about).encode()
