@@ -73,6 +73,8 @@ from fedjax_opt.execution import place as place
 from fedjax_opt.execution import use_cpu_devices as use_cpu_devices
 from fedjax_opt.planning import plan as plan
 from fedjax_opt.storage import ClientStore as ClientStore
+from fedjax_opt.storage import load_model as load_model
+from fedjax_opt.storage import save_model as save_model
 from fedjax_opt.training import Checkpoints as Checkpoints
 from fedjax_opt.training import Chunk as Chunk
 from fedjax_opt.training import Extension as Extension
