@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
 import chex
@@ -22,7 +23,6 @@ import numpy as np
 
 from fedjax_opt.core import Variables
 from fedjax_opt.storage import durable
-from fedjax_opt.version import __version__
 
 _ENDINGS = (".safetensors", ".msgpack")
 
@@ -69,7 +69,7 @@ def save_model(
         checkpoint = _module("orbax.checkpoint", "checkpoint")
         checkpoint.PyTreeCheckpointer().save(path.absolute(), _nested(arrays))
     description = {
-        "fedjax_opt": __version__,
+        "fedjax_opt": version("fedjax_opt"),
         "parameters": sum(x.size for name, x in arrays.items() if name.startswith("params")),
         "bytes": sum(x.nbytes for x in arrays.values()),
         "arrays": {name: f"{x.dtype}{list(x.shape)}" for name, x in arrays.items()},
