@@ -229,44 +229,33 @@ def test_the_states_of_others_are_refused(tmp_path, algorithm, state, named, fol
     store.close()
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=rf"must be empty, .* something else in {tmp_path}"):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("notes.txt", "directory must be empty, .* something else in {}"),
+        ("client_state.json", "{} holds .* format of an earlier version"),
+        ("part-00000-of-00002", "{} holds .* format of an earlier version"),
+    ],
+)
+def test_a_folder_of_something_else_is_refused_and_stays(tmp_path, name, message):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ValueError, match=message.format(tmp_path)):
         opened(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-@pytest.mark.parametrize("name", ["client_state.json", "part-00000-of-00002"])
-def test_the_format_before_is_refused_by_name(tmp_path, name):
-    (tmp_path / name).mkdir()
-    with pytest.raises(ValueError, match=rf"{tmp_path} holds .* format of an earlier version"):
-        opened(tmp_path)
-
-
-def test_a_folder_has_one_user_at_a_time(tmp_path):
-    with opened(tmp_path), pytest.raises(ValueError, match=rf"{tmp_path} is in use"):
-        opened(tmp_path)
-    opened(tmp_path).close()
-
-
-def test_whoever_forgets_a_store_lets_go_of_its_folder(tmp_path):
-    store = opened(tmp_path)
-    store = None
+@pytest.mark.parametrize("take", [opened, lambda folder: durable.Lock(folder / "inner" / "lock")])
+def test_a_folder_has_one_user_at_a_time(tmp_path, take):
+    """Who closes it, or is forgotten, lets go of it."""
+    held = take(tmp_path)
+    with pytest.raises(ValueError, match=rf"{tmp_path}.* is in use by another run"):
+        take(tmp_path)
+    held.close()
+    held.close()
+    held = take(tmp_path)
+    del held
     gc.collect()
-    assert store is None
-    opened(tmp_path).close()
-
-
-def test_a_lock_is_let_go_with_its_owner(tmp_path):
-    lock = durable.Lock(tmp_path / "inner" / "lock")
-    with pytest.raises(ValueError, match=rf"{tmp_path}/inner is in use by another run"):
-        durable.Lock(tmp_path / "inner" / "lock")
-    lock.close()
-    lock.close()
-    lock = durable.Lock(tmp_path / "inner" / "lock")
-    del lock
-    gc.collect()
-    durable.Lock(tmp_path / "inner" / "lock").close()
+    take(tmp_path).close()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP])

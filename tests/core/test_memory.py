@@ -121,29 +121,19 @@ def test_candidates_go_from_the_fastest_to_the_smallest(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("available", "name", "size"),
+    ("available", "chosen"),
     [
-        (float("inf"), "vmap", None),
-        (1250, "vmap", None),  # 1000 bytes are just within four fifths of it
-        (1249, "chunked", 5),
-        (500, "chunked", 2),
-        (249, "scan", None),
-        (0, "scan", None),
+        (float("inf"), "vmap"),
+        (1250, "vmap"),  # 1000 bytes are just within four fifths of it
+        (1249, "chunked 5"),
+        (500, "chunked 2"),
+        (249, "scan"),
     ],
 )
-def test_the_first_strategy_that_fits_is_taken(available, name, size, monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    per_client = 100
-    asked = []
-
-    def needed_bytes(option):
-        asked.append(option.name)
-        return per_client * {"vmap": 10, "scan": 1}.get(option.name, option.size)
-
-    chosen = memory.first_that_fits(memory.candidates(10, 1), needed_bytes, available)
-    assert chosen.name == name
-    assert size is None or chosen.size == size
-    assert "scan" not in asked, "the last resort need not be compiled to be chosen"
+def test_the_first_option_that_fits_is_taken(available, chosen):
+    needs = {"vmap": 1000, "chunked 5": 500, "chunked 2": 200}  # the last resort is not asked
+    options = [*needs, "scan"]
+    assert memory.first_that_fits(options, needs.__getitem__, available) == chosen
 
 
 def test_auto_asks_the_compiled_program(monkeypatch):
