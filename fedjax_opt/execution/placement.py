@@ -135,52 +135,46 @@ def over_devices(
     shared: object,
     *by_place: object,
 ) -> tuple[Sum, Rows]:
-    """`work(shared, *mine) -> (summed, stacked)` on each device, which has its own part by place."""
+    """`work(shared, *mine) -> (summed, stacked)` on each device, which has its own part by place.
 
-    def on_one_device(shared, *mine):
+    Between processes what is one number of each client goes to all of them, in the messages of the sums:
+    each device adds its own numbers, and zeros for the others'.
+    """
+    form = []
+
+    def on_one_device(place, shared, *mine):
         summed, stacked = work(shared, *mine)
-        return _summed(summed, mesh), stacked
+        leaves, structure = jax.tree.flatten(stacked)
+        small = [x.ndim == 1 and mesh.is_multi_process for x in leaves]
+        form[:] = [structure, [x.dtype for x in leaves]]
+
+        def among_zeros(x):
+            wide = x.astype(jnp.int32) if x.dtype == jnp.bool_ else x
+            room = jnp.zeros(len(x) * num_parts(mesh), wide.dtype)
+            return jax.lax.dynamic_update_slice(room, wide, (place[0] * len(x),))
+
+        own = {i: among_zeros(x) for i, x in enumerate(leaves) if small[i]}
+        rest = {i: x for i, x in enumerate(leaves) if not small[i]}
+        return _summed((summed, own), mesh), rest
 
     def spec(x):
         return PartitionSpec(CLIENTS) if isinstance(x, PerDevice) else PartitionSpec()
 
     specs = jax.tree.map(spec, shared, is_leaf=lambda x: isinstance(x, PerDevice))
     split = PartitionSpec(CLIENTS)
-    summed, stacked = jax.shard_map(
+    (summed, small), rest = jax.shard_map(
         on_one_device,
         mesh=mesh,
-        in_specs=(specs, *[split] * len(by_place)),
+        in_specs=(split, specs, *[split] * len(by_place)),
         out_specs=(PartitionSpec(), split),
         check_vma=False,
         **manual_axes(mesh),
-    )(shared, *replicate(by_place, mesh))
-    return summed, share_small(stacked, mesh)
-
-
-def share_small(stacked: Tree, mesh: Mesh) -> Tree:
-    """Inside a program: of results by client, those that are one number each go to all processes.
-
-    A message costs the same for one array as for ten, so they travel as the columns of one of bytes.
-    """
-    leaves, structure = jax.tree.flatten(stacked)
-    small = [i for i, x in enumerate(leaves) if x.ndim == 1]
-    if not mesh.is_multi_process or not small:
-        return stacked
-    columns = []
-    for x in (leaves[i] for i in small):
-        x = (
-            x.astype(jnp.uint8)
-            if x.dtype == jnp.bool_
-            else jax.lax.bitcast_convert_type(x, jnp.uint8)
-        )
-        columns.append(x.reshape(len(x), -1))
-    ends = np.cumsum([x.shape[1] for x in columns])[:-1]
-    received = jnp.split(replicate(jnp.concatenate(columns, axis=1), mesh), ends, axis=1)
-    for i, x in zip(small, received, strict=True):
-        x = x[:, 0] if x.shape[1] == 1 else x
-        dtype = leaves[i].dtype
-        leaves[i] = x != 0 if dtype == jnp.bool_ else jax.lax.bitcast_convert_type(x, dtype)
-    return jax.tree.unflatten(structure, leaves)
+    )(np.arange(num_parts(mesh), dtype=np.int32), shared, *replicate(by_place, mesh))
+    structure, dtypes = form
+    by_leaf = small | rest
+    return summed, jax.tree.unflatten(
+        structure, [by_leaf[i].astype(dtype) for i, dtype in enumerate(dtypes)]
+    )
 
 
 def _summed(tree: Tree, mesh: Mesh) -> Tree:
