@@ -165,16 +165,18 @@ def _count(jaxpr: Jaxpr, refuse_while: bool) -> float:
             total += inner[2]
         elif name == "scan":
             total += params["length"] * sum(inner)
-        elif name in ("dot_general", "conv_general_dilated"):
-            total += 2 * (_of_product if name == "dot_general" else _of_convolution)(equation)
         elif inner and not name.startswith(("reduce", "scatter")):  # whose programs are one sum
             total += sum(inner)
         elif name not in _MOVES and any(_is_floating(v.aval) for v in equation.invars):
-            total += _of_anything_else(name, equation)
+            total += _of_one(name, equation)
     return total
 
 
-def _of_anything_else(name: str, equation: JaxprEqn) -> int:
+def _of_one(name: str, equation: JaxprEqn) -> int:
+    if name == "dot_general":
+        return 2 * _of_product(equation)
+    if name == "conv_general_dilated":
+        return 2 * _of_convolution(equation)
     sizes = [math.prod(shape) for shape in _shapes(equation.invars)]
     if name.startswith("scatter"):  # into an array, at indices, so many numbers
         return sizes[2]

@@ -74,7 +74,7 @@ def test_a_product(m, k, n):
         # What moves, what is written in another form, whole numbers; and what nobody reads.
         (lambda x: jnp.concatenate([x.reshape(10, 100).T, x.reshape(100, 10)]), 0),
         (lambda x: x.astype(jnp.bfloat16), 0),
-        (lambda x: x.view(jnp.uint32) + 1, 0),
+        (lambda x: x.view(jnp.uint32) @ x.view(jnp.uint32) + 1, 0),
         (lambda x: (x, jnp.exp(x))[0], 0),
         (lambda x: jax.random.bits(jax.random.key(0), x.shape), 0),
     ],
