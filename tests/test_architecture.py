@@ -9,7 +9,8 @@ PACKAGE = pathlib.Path(__file__).parents[1] / "fedjax_opt"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # What each room may import of the house. A room that is not listed may import anything.
 ALLOWED = {
-    "core": {"core"},
+    "kernels": {"kernels"},
+    "core": {"core", "kernels"},
     "execution": {"core", "execution"},
     "engine": {"core", "engine", "execution"},
     "storage": {"core", "execution", "storage"},
@@ -19,7 +20,7 @@ ALLOWED = {
     "algorithms": {"core", "optimizers", "compression", "algorithms", "wrappers"},
     "wrappers": {"core", "engine", "optimizers", "compression", "algorithms", "wrappers"},
     "data": {"core", "data"},
-    "models": {"core", "models"},
+    "models": {"core", "kernels", "models"},
     "metrics": {"core", "engine", "algorithms", "metrics"},
     "bounds": {"core", "bounds"},
     "costs": {"core", "engine", "costs"},

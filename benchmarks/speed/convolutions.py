@@ -3,11 +3,12 @@
     python benchmarks/speed/convolutions.py --output benchmarks/results/convolutions.json
 
 The task is W5: FedAvg, 5 clients, 10 local steps of 32 images of 28x28x3, and the CNN 32-64-512-100.
-Three models differ in their layers alone:
+Four models differ in their layers alone:
 
-    patches   fo.models.cnn as it comes: patch_conv, pooling by reshaping
-    lax conv  the same with jax.lax.conv_general_dilated
-    flax      the same with that and Flax's own pooling and dense layers: an ordinary Flax model
+    patches   fo.models.cnn as it comes: convolutions replaced, pooling by reshaping
+    lax conv  the same with XLA's convolutions
+    flax      the same with those and Flax's own pooling and dense layers
+    replaced  an ordinary Flax model, whose convolutions are replaced as they are by default
 
 A repeat times every model once, in an order that rotates, each between two rounds of `patches`, and
 divides their mean by its time, so that a machine whose speed changes disturbs little. The table gives
@@ -15,6 +16,7 @@ the median of those ratios and their quartiles. The models' losses must agree.
 """
 
 import argparse
+import dataclasses
 import json
 import platform
 import statistics
@@ -50,8 +52,9 @@ class FlaxCNN(nn.Module):
 
 MODELS = {
     "patches": lambda: fo.models.cnn(CLASSES),
-    "lax conv": lambda: fo.models.cnn(CLASSES, conv=jax.lax.conv_general_dilated),
-    "flax": lambda: fo.models.from_linen(FlaxCNN()),
+    "lax conv": lambda: dataclasses.replace(fo.models.cnn(CLASSES), fast_convolutions=False),
+    "flax": lambda: dataclasses.replace(fo.models.from_linen(FlaxCNN()), fast_convolutions=False),
+    "replaced": lambda: fo.models.from_linen(FlaxCNN()),
 }
 
 

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 import fedjax_opt as fo
-from fedjax_opt.models.networks.cnn import CNN
+from fedjax_opt.models.networks.images import CNN
 
 
 def forward(params, x):

@@ -18,6 +18,8 @@ import jax.numpy as jnp
 
 from fedjax_opt.core import checks
 from fedjax_opt.core.struct import struct
+from fedjax_opt.kernels import fast_convolutions
+from fedjax_opt.kernels.replacement import Setting, check_setting
 
 
 class Variables(NamedTuple):
@@ -65,7 +67,7 @@ class Aux(NamedTuple):
     features: Any = None
 
 
-@struct("init", "loss", "indexed")
+@struct("init", "loss", "indexed", "fast_convolutions")
 class Model:
     """Two functions: how the variables begin, and what is to be made small.
 
@@ -77,6 +79,8 @@ class Model:
         They are arguments of a program, and the functions are compiled in.
       indexed: whether the loss wants to know in evaluation which minibatch it sees: it then gets
         `index=`, of which one that is random makes a key.
+      fast_convolutions: whether the loss's convolutions and pools are computed in ways that are fast in
+        loops on CPUs, as in `fo.models.fast_convolutions`; 'winograd' allows one more.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -98,6 +102,10 @@ class Model:
     loss: Callable[..., tuple[jax.Array, Aux]]
     frozen: chex.ArrayTree = ()
     indexed: bool = False
+    fast_convolutions: Setting = True
+
+    def __post_init__(self):
+        check_setting("fast_convolutions", self.fast_convolutions)
 
 
 class Evaluation(NamedTuple):
@@ -143,7 +151,8 @@ class Objective(NamedTuple):
         frozen = (self.model.frozen,) if jax.tree.leaves(self.model.frozen) else ()
         which = {"index": self.index} if self.model.indexed and self.key is None else {}
         try:
-            found = self.model.loss(variables, batch, self.key, *frozen, **which)
+            compute = fast_convolutions(self.model.loss, self.model.fast_convolutions)
+            found = compute(variables, batch, self.key, *frozen, **which)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             # JAX and Python name neither the function nor the examples: 'x', or two shapes.
             where = " In evaluation its key is None." if self.key is None and not which else ""

@@ -7,9 +7,9 @@ where there is none, or `[B]` for the last one alone. They need flax.
 from collections.abc import Sequence
 
 from fedjax_opt.core import Model, checks
+from fedjax_opt.models.adapters import from_linen
 from fedjax_opt.models.images import network
-from fedjax_opt.models.linen import from_linen
-from fedjax_opt.models.sequences import sequence_cross_entropy
+from fedjax_opt.models.losses import sequence_cross_entropy
 
 
 def gru(vocabulary: int = 79, embedding: int = 8, hidden: Sequence[int] = (128, 128)) -> Model:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_opt.core import Aux, Model, Variables, checks
-from fedjax_opt.models.module_tree import divided, is_array, joined, num_kept_apart
+from fedjax_opt.models.trees import is_array, pack, unpack
 
 Order = Literal["last", "second", "none"]
 
@@ -108,18 +108,14 @@ class _Call(NamedTuple):
 
 
 def _called(call, variables, batch, key):
-    params, state = variables
-    others = ()
-    if num_kept_apart(params):
-        state, others = state
+    params, state, packed = unpack(variables)
     keys = () if call.order == "none" else (key,)
-    # A state is handed over as a copy: Equinox's may be used only once.
-    states = (jax.tree.map(lambda x: x, state),) if call.stateful else ()
+    states = (state,) if call.stateful else ()
     before, after = (keys, ()) if call.order == "second" else ((), keys)
-    found = call.function(joined(params, others), *states, *before, batch, *after)
+    found = call.function(params, *states, *before, batch, *after)
     loss, aux = _taken_apart(found, state, call.stateful, _count(batch))
-    if others and aux.state is not None:
-        aux = aux._replace(state=(aux.state, others))
+    if aux.state is not None:
+        aux = aux._replace(state=packed(aux.state))
     # The exact mean of a partly filled minibatch is no sum: such minibatches are then refused.
     return loss, aux._replace(losses=None) if call.sums else aux
 
@@ -199,9 +195,7 @@ def _variables(given: Any, stateful: bool) -> Variables:
             f" {type(given).__name__}."
         )
     tree, state = given if stateful or isinstance(given, Variables) else (given, ())
-    params, others = divided(tree)
-    state = jax.tree.map(jnp.asarray, state)
-    return Variables(params, (state, others) if others else state)
+    return pack(tree, jax.tree.map(jnp.asarray, state))
 
 
 # How the loss is called -----------------------------------------------------------------------

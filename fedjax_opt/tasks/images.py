@@ -99,7 +99,7 @@ def digits_users(num_clients: int = 20, seed: int = 0) -> Federation:
     for client in range(num_clients):
         tested[np.flatnonzero(owners == client)[::5]] = True
     train, test = ({name: x[rows] for name, x in digits.items()} for rows in (~tested, tested))
-    network_64 = network("cnn").DNN(10, hidden=(64, 64), batch_norm=True)
+    network_64 = network("images").DNN(10, hidden=(64, 64), batch_norm=True)
     return Federation(
         models.from_linen(network_64, "train"),
         fed.ClientData.from_arrays(train, owners[~tested], num_clients),

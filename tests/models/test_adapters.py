@@ -1,11 +1,14 @@
-"""Adapters: the same network in four forms, sequences, and preprocessing inside the program."""
+"""Adapters: the same network in six forms, what they read of a batch, sequences, preprocessing."""
 
 import functools
 
+import equinox as eqx
 import flax.linen as nn
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -64,53 +67,222 @@ def create_tree(key):
     return TreeNet(hidden, out, jax.nn.relu, jnp.arange(2), 1.0)
 
 
+class EquinoxNet(eqx.Module):
+    """The same, of one example."""
+
+    hidden: eqx.nn.Linear
+    out: eqx.nn.Linear
+
+    def __init__(self, key):
+        self.hidden = eqx.nn.Linear(3, 5, key=key)
+        self.out = eqx.nn.Linear(5, 4, key=key)
+
+    def __call__(self, x):
+        h = jax.nn.relu(self.hidden(x))
+        return self.out(h), h
+
+
+@hk.transform
+def haiku_net(x):
+    """The same."""
+    h = jax.nn.relu(hk.Linear(5)(x))
+    return hk.Linear(4)(h), h
+
+
+def with_leaves(tree, *leaves):
+    """A tree of the same structure with these for the leaves of their shapes."""
+    by_shape = {leaf.shape: leaf for leaf in leaves}
+    return jax.tree.map(lambda leaf: by_shape[leaf.shape], tree)
+
+
 def apply(params, x):
     h = jax.nn.relu(x @ params[0] + params[1][None])
     return h @ params[2] + params[3][None], h
 
 
-def test_forms_of_one_network_agree():
-    """Losses, accuracies, features and gradients from the same four arrays."""
-    shapes = ((3, 5), (5,), (5, 4), (4,))
-    w, b, v, c = arrays = [jnp.asarray(RNG.normal(size=s), jnp.float32) for s in shapes]
-    forms = {
-        "plain": (fo.models.classifier(None, apply), arrays),
-        "linen": (
-            fo.models.from_linen(LinenNet()),
-            {"Dense_0": {"bias": b, "kernel": w}, "Dense_1": {"bias": c, "kernel": v}},
-        ),
-        "nnx": (
-            fo.models.from_nnx(NNXNet),
-            {"hidden": {"bias": b, "kernel": w}, "out": {"bias": c, "kernel": v}},
-        ),
-        "pytree": (fo.models.from_pytree(create_tree), TreeNet((w, b), (v, c), None, None, None)),
-    }
-    for name in ("linen", "nnx", "pytree"):
-        model, params = forms[name]
-        init = jax.eval_shape(lambda m=model: m.init(jax.random.key(1), BATCH))
-        assert jax.tree.structure(init.params) == jax.tree.structure(params)
-        pairs = zip(*map(jax.tree.leaves, (init.params, params)), strict=True)
-        assert all(ours.shape == given.shape for ours, given in pairs)
-    state = {"pytree": (jnp.arange(2),)}
+FORMS = {
+    "linen": lambda: fo.models.from_linen(LinenNet()),
+    "nnx": lambda: fo.models.from_nnx(NNXNet),
+    "haiku": lambda: fo.models.from_haiku(haiku_net),
+    "equinox": lambda: fo.models.from_equinox(EquinoxNet),
+    "pytree": lambda: fo.models.from_pytree(create_tree),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_one_network_agree(form):
+    """Losses, accuracies, features and gradients from the same four arrays as plain functions have."""
+    w, b, v, c = (
+        jnp.asarray(RNG.normal(size=s), jnp.float32) for s in ((3, 5), (5,), (5, 4), (4,))
+    )
+    plain, model = fo.models.classifier(None, apply), FORMS[form]()
+    variables = model.init(jax.random.key(1), BATCH)
+    params = with_leaves(variables.params, w, b, v, c, w.T, v.T)
 
     @jax.jit
-    def gradients(everything):
-        results = {}
-        for name, params in everything.items():
+    def gradients(first, other):
+        def loss(model, variables, params):
+            return model.loss(variables._replace(params=params), BATCH, jax.random.key(0))
 
-            def loss(p, name=name):
-                variables = fo.Variables(p, state.get(name, {}))
-                return forms[name][0].loss(variables, BATCH, jax.random.key(0))
+        empty = fo.Variables(())
+        return [
+            jax.grad(functools.partial(loss, m, start), has_aux=True)(params)
+            for m, start, params in ((plain, empty, first), (model, variables, other))
+        ]
 
-            gradient, aux = jax.grad(loss, has_aux=True)(params)
-            by_shape = sorted(jax.tree.leaves(gradient), key=lambda leaf: leaf.shape)
-            results[name] = [aux.losses, aux.metrics["accuracy"], aux.features, *by_shape]
-        return results
+    (expected, aux), (gradient, found) = gradients([w, b, v, c], params)
+    for name in ("losses", "features"):
+        np.testing.assert_allclose(getattr(found, name), getattr(aux, name), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(found.metrics["accuracy"], aux.metrics["accuracy"])
+    again = with_leaves(gradient, *expected, expected[0].T, expected[2].T)
+    for ours, wanted in zip(*map(jax.tree.leaves, (gradient, again)), strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-6)
 
-    results = gradients({name: params for name, (_, params) in forms.items()})
-    for name in ("linen", "nnx", "pytree"):
-        for found, expected in zip(results[name], results["plain"], strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+# What is read of a batch ----------------------------------------------------------------------
+
+
+def squares(outputs, labels):
+    return jnp.mean((outputs - labels) ** 2, axis=1)
+
+
+@pytest.mark.parametrize(
+    ("apply", "reading"),
+    [
+        (lambda w, a: a @ w, {"inputs": "a"}),
+        (lambda w, a, b: a @ w + 0 * b, {"inputs": ("a", "b")}),
+        (lambda w, a: a @ w, {"inputs": lambda batch: batch["a"]}),
+        (lambda w, a, b: a @ w + 0 * b, {"inputs": lambda batch: (batch["a"], batch["b"])}),
+        (lambda w, a: {"mean": a @ w}, {"inputs": "a", "output": "mean"}),
+        (lambda w, a: TreeNet(a @ w, 0, 0, 0, 0), {"inputs": "a", "output": "hidden"}),
+        (lambda w, a: (0, 0, a @ w), {"inputs": "a", "output": lambda heads: heads[2]}),
+        (lambda w, a: a @ w, {"inputs": "a", "loss": lambda *pair: jnp.mean(squares(*pair))}),
+        (
+            lambda w, a: a @ w,
+            {"inputs": "a", "loss": lambda *p: (squares(*p).mean(), fo.Aux(losses=squares(*p)))},
+        ),
+    ],
+)
+def test_adapters_read_what_they_are_told(apply, reading):
+    """Inputs and outputs by key, several, or by a function; losses of three kinds."""
+    batch = {name: RNG.normal(size=(5, 2)) for name in "abc"}
+    w = jnp.asarray(RNG.normal(size=(2, 2)))
+    model = fo.models.classifier(None, apply, **{"labels": "c", "loss": squares, **reading})
+    loss, aux = model.loss(fo.Variables(w), batch, None)
+    losses = squares(batch["a"] @ w, batch["c"])
+    np.testing.assert_allclose(loss, losses.mean(), rtol=1e-12)
+    if aux.losses is not None:
+        np.testing.assert_allclose(aux.losses, losses, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("apply", "reading", "message"),
+    [
+        (lambda w, x: x, {"inputs": "image"}, r"inputs must .* got 'image' .* keys \['x', 'y'\]"),
+        (lambda w, x: x, {"labels": "label"}, "labels must be keys of a batch .* got 'label'"),
+        (lambda w, x: {"a": x}, {}, r"returns a dict with the keys \['a'\].* output= must say"),
+        (lambda w, x: (x, x, x), {}, "returns a tuple, .* output= must say"),
+        (lambda w, x: x, {"loss": optax.l2_loss, "labels": "x"}, "loss must return a scalar, the"),
+    ],
+)
+def test_what_does_not_fit_is_refused(apply, reading, message):
+    """With what was found, and the argument that is to say more."""
+    model = fo.models.classifier(None, apply, **reading)
+    with pytest.raises(ValueError, match=message):
+        model.loss(fo.Variables(()), BATCH, None)
+
+
+class Off(nn.Module):
+    """Adds one where it is told that it is not training."""
+
+    name_of_flag: str
+
+    @nn.compact
+    def __call__(self, x, **flags):
+        return nn.Dense(4)(x) * 0 + jnp.float32(flags[self.name_of_flag])
+
+
+@pytest.mark.parametrize("argument", ["deterministic", "not frozen"])
+def test_an_argument_may_say_that_the_module_is_not_training(argument):
+    """By names that mean it, or by 'not '."""
+    net = Off(argument.removeprefix("not "))
+    model = fo.models.from_linen(net, argument, loss=lambda outputs, _: jnp.mean(outputs))
+    variables = model.init(jax.random.key(0), BATCH)
+    losses = [model.loss(variables, BATCH, key)[0] for key in (jax.random.key(0), None)]
+    assert losses == [0, 1]
+
+
+def test_what_a_module_sows_is_no_state():
+    class Sowing(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            self.sow("intermediates", "x", x)
+            return nn.Dense(4)(x)
+
+    model = fo.models.from_linen(Sowing())
+    assert model.init(jax.random.key(0), BATCH).state == {}
+
+
+# Equinox and Haiku ----------------------------------------------------------------------------
+
+
+class StatefulNet(eqx.Module):
+    """Batch statistics and dropout, of one example."""
+
+    linear: eqx.nn.Linear
+    norm: eqx.nn.BatchNorm
+    dropout: eqx.nn.Dropout
+    steps: jax.Array
+
+    def __init__(self, key):
+        self.linear = eqx.nn.Linear(3, 4, key=key)
+        self.norm = eqx.nn.BatchNorm(4, "batch", mode="batch")
+        self.dropout = eqx.nn.Dropout(0.5)
+        self.steps = jnp.arange(2)
+
+    def __call__(self, x, state, *, key=None):
+        x, state = self.norm(self.linear(x), state)
+        return self.dropout(x, key=key), state
+
+
+@hk.transform_with_state
+def haiku_with_state(x, is_training):
+    x = hk.BatchNorm(True, True, 0.9)(hk.Linear(4)(x), is_training)
+    return hk.dropout(hk.next_rng_key(), 0.5, x) if is_training else x
+
+
+STATEFUL = {
+    "equinox": lambda: fo.models.from_equinox(eqx.nn.make_with_state(StatefulNet)),
+    "haiku": lambda: fo.models.from_haiku(haiku_with_state, "is_training"),
+}
+
+
+@pytest.mark.parametrize("form", STATEFUL)
+def test_state_and_keys_of_other_libraries(form):
+    """Statistics move in training alone, dropout follows the key; a round goes through."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        _check_state_and_keys(STATEFUL[form]())
+
+
+def _check_state_and_keys(model):
+    variables = model.init(jax.random.key(0), BATCH)
+    loss = jax.jit(lambda key: model.loss(variables, BATCH, key)[1])
+    one, same, other = (loss(jax.random.key(k)) for k in (1, 1, 2))
+    np.testing.assert_array_equal(one.losses, same.losses)
+    assert np.abs(one.losses - other.losses).max() > 1e-3
+    assert jax.tree.structure(one.state) == jax.tree.structure(variables.state)
+    leaves = zip(*map(jax.tree.leaves, (one.state, variables.state)), strict=True)
+    assert any(np.any(new != old) for new, old in leaves)
+    quiet, again = (jax.jit(lambda: model.loss(variables, BATCH, None)[1])() for _ in range(2))
+    np.testing.assert_array_equal(quiet.losses, again.losses)
+    assert quiet.state is None
+    algorithm = fo.fedavg(fo.optimizers.sgd(0.1))
+    batches = {name: jnp.stack([value[None]] * 2) for name, value in BATCH.items()}
+    state, info = fo.make_round(algorithm, model, strategy="scan")(
+        fo.first_state(algorithm, variables, 2), np.array([0, 1]), batches
+    )
+    assert np.isfinite(info.loss)
+    assert jax.tree.structure(state.variables) == jax.tree.structure(variables)
 
 
 # NNX ------------------------------------------------------------------------------------------
@@ -165,12 +337,12 @@ def test_pytree_keeps_what_is_not_trained():
     variables = model.init(jax.random.key(0), BATCH)
     shapes = [leaf.shape for leaf in jax.tree.leaves(variables.params)]
     assert shapes == [(3, 5), (5,), (5, 4), (4,)]
-    assert [leaf.tolist() for leaf in variables.state] == [[0, 1]]
+    assert [leaf.tolist() for leaf in jax.tree.leaves(variables.state)] == [[0, 1]]
     algorithm = fo.fedavg(fo.optimizers.sgd(0.1))
     state = fo.first_state(algorithm, variables, 2)
     batches = {name: jnp.stack([value[None]] * 2) for name, value in BATCH.items()}
     state, _ = fo.make_round(algorithm, model, strategy="scan")(state, np.array([0, 1]), batches)
-    assert state.variables.state[0].tolist() == [0, 1]
+    assert jax.tree.leaves(state.variables.state)[0].tolist() == [0, 1]
     assert isinstance(state.variables.params, TreeNet)
     assert model.loss(state.variables, BATCH, None)[0] < model.loss(variables, BATCH, None)[0]
 

@@ -1,6 +1,10 @@
-"""Convolution and pooling against JAX's and Flax's own."""
+"""Convolutions that are replaced in a traced program, and pools, against JAX's and Flax's own."""
 
+import logging
+
+import equinox as eqx
 import flax.linen as nn
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,31 +18,52 @@ import fedjax_opt as fo
 
 RNG = np.random.default_rng(0)
 LAYOUTS = {
-    1: ("NHC", "HIO", "NHC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC"),
-}  # fmt: skip
+    1: [("NHC", "HIO", "NHC"), ("NCH", "OIH", "NCH")],
+    2: [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("CNHW", "IHWO", "HNCW")],
+    3: [("NDHWC", "DHWIO", "NDHWC"), ("NCDHW", "OIDHW", "NCDHW")],
+}
 
 
-def close(found, expected, dtype=np.float64):
-    tolerance = 1e-12 if dtype == np.float64 else 1e-5
-    assert found.dtype == expected.dtype == dtype
-    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+def close(found, expected, tolerance=1e-12):
+    """By the largest entry of each array."""
+    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        assert one.shape == other.shape and one.dtype == other.dtype
+        scale = np.abs(other).max(initial=1e-3)
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * scale)
 
 
-def both(x, w, **options):
-    """Output and gradients of a weighted sum of it, by patches and by JAX, in one program."""
-    options = {"dimension_numbers": LAYOUTS[x.ndim - 2], **options}
-    shape = jax.eval_shape(lambda x, w: lax.conv_general_dilated(x, w, **options), x, w).shape
-    weights = RNG.normal(size=shape).astype(x.dtype)
+def compare(x, w, ways=True, tolerance=1e-12, derivatives="all", **options):
+    """A loss with a convolution and what can be asked of it, with and without the replacement."""
+    options = {"dimension_numbers": LAYOUTS[x.ndim - 2][0], **options}
 
-    @jax.jit
-    def results(x, w, weights):
-        def run(conv):
-            y, pullback = jax.vjp(lambda x, w: conv(x, w, **options), x, w)
-            return y, *pullback(weights)
+    def loss(x, w):
+        return jnp.sum(jnp.sin(lax.conv_general_dilated(x, w, **options)))
 
-        return run(fo.models.patch_conv), run(lax.conv_general_dilated)
+    def asked(loss, x, w):
+        gradient = jax.grad(loss, (0, 1))
+        found = [loss(x, w), gradient(x, w)]
+        if derivatives == "all":
+            many_x, many_w = jnp.stack([x, 2 * x]), jnp.stack([w, w - 1])
+            found += [
+                jax.jvp(gradient, (x, w), (w.mean() * x, w))[1],
+                jax.vmap(gradient, (0, None))(many_x, w),
+                jax.vmap(gradient, (None, 0))(x, many_w),
+                jax.grad(lambda *args: jax.vmap(loss)(*args).sum(), (0, 1))(many_x, many_w),
+            ]
+        return found
 
-    return results(x, w, weights)
+    fast = fo.models.fast_convolutions(loss, ways)
+    close(*jax.jit(lambda x, w: [asked(f, x, w) for f in (fast, loss)])(x, w), tolerance)
+    return str(jax.make_jaxpr(fast)(x, w))
+
+
+def arrays(size, kernel, dtype=np.float64):
+    """An input and a kernel, channels last, whose convolution has outputs of about 1."""
+    x, w = RNG.normal(size=size), RNG.normal(size=kernel) / np.prod(kernel[:-1]) ** 0.5
+    return x.astype(dtype), w.astype(dtype)
+
+
+# What is computed -----------------------------------------------------------------------------
 
 
 @st.composite
@@ -50,207 +75,221 @@ def convolutions(draw):
 
     groups = draw(st.sampled_from([1, 2, 4]))
     inputs, outputs = groups * draw(st.integers(1, 2)), groups * draw(st.integers(1, 2))
-    x = RNG.normal(size=(draw(st.sampled_from([1, 3, 4])), *sizes(4, 7), inputs))
-    kernel, dilation = sizes(1, 3), sizes(1, 2)
-    pads = tuple(zip(sizes(0, 2), sizes(0, 2), strict=True))
+    layout = draw(st.sampled_from(LAYOUTS[axes]))
+    x, w = arrays(
+        (draw(st.sampled_from([1, 3, 4])), *sizes(4, 7), inputs),
+        (*sizes(1, 3), inputs // groups, outputs),
+    )
+    of_x = [LAYOUTS[axes][0][0].index(name) for name in layout[0]]
+    of_w = [LAYOUTS[axes][0][1].index(name) for name in layout[1]]
+    pads = tuple(zip(sizes(0, 2), sizes(-1, 2), strict=True))
     options = {
         "window_strides": sizes(1, 3),
         "padding": draw(st.sampled_from(["SAME", "VALID", "SAME_LOWER", pads])),
-        "rhs_dilation": dilation,
+        "rhs_dilation": sizes(1, 2),
         "feature_group_count": groups,
+        "dimension_numbers": layout,
     }
-    return x, RNG.normal(size=(*kernel, inputs // groups, outputs)), options
+    return x.transpose(of_x), w.transpose(of_w), options
 
 
 @settings(max_examples=10)
 @given(convolutions())
-def test_patches_give_the_convolution_and_its_gradients(case):
-    """For strides, paddings, dilations and groups, in one and two dimensions; empty results too."""
+def test_any_convolution_and_its_gradients(case):
+    """For layouts, strides, paddings that also cut, dilations and groups; empty results too."""
     x, w, options = case
-    for found, expected in zip(*both(x, w, **options), strict=True):
-        close(found, expected)
-
-
-@pytest.mark.parametrize("groups", [1, 2, 4])
-def test_patches_agree_in_single_precision(groups):
-    """Dense, grouped and depthwise, whose two outputs for each input are in JAX's order."""
-    x = RNG.normal(size=(2, 5, 4, 4)).astype(np.float32)
-    w = RNG.normal(size=(3, 2, 4 // groups, 8)).astype(np.float32)
-    options = {"window_strides": (2, 1), "padding": "SAME", "feature_group_count": groups}
-    for found, expected in zip(*both(x, w, **options), strict=True):
-        close(found, expected, np.float32)
-
-
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("padding", ["SAME", "VALID", ((0, 2), (1, 0))], ids=str)
-def test_minimal_filtering_gives_the_convolution_and_its_gradients(padding, dtype):
-    """Sixteen channels are enough for it; outputs of odd and even height and width, down to 1."""
-    for size in [(5, 6), (4, 7), (3, 3)]:
-        x = RNG.normal(size=(2, *size, 16)).astype(dtype)
-        w = RNG.normal(size=(3, 3, 16, 3)).astype(dtype) / 12  # outputs of about 1
-        options = {"window_strides": (1, 1), "padding": padding}
-        for found, expected in zip(*both(x, w, **options), strict=True):
-            close(found, expected, dtype)
-
-
-def test_minimal_filtering_is_for_many_channels_of_long_floats():
-    """Few channels, other windows and strides, and short floats are products of patches."""
-
-    def num_products(channels=16, window=(3, 3), strides=(1, 1), dtype=jnp.float32):
-        x, w = jnp.ones((2, 6, 6, channels), dtype), jnp.ones((*window, channels, 2), dtype)
-        program = jax.make_jaxpr(
-            lambda x, w: fo.models.patch_conv(x, w, strides, "SAME", dimension_numbers=LAYOUTS[2])
-        )(x, w)
-        return str(program).count("dot_general[")
-
-    assert num_products() >= 16
-    other = [{"channels": 8}, {"window": (3, 1)}, {"strides": (2, 1)}, {"dtype": jnp.bfloat16}]
-    assert [num_products(**options) for options in other] == [1, 1, 1, 1]
-
-
-def test_patches_of_three_dimensions():
-    x, w = RNG.normal(size=(2, 3, 4, 5, 2)), RNG.normal(size=(2, 2, 3, 2, 3))
-    for found, expected in zip(*both(x, w, window_strides=(1, 2, 1), padding="SAME"), strict=True):
-        close(found, expected)
-
-
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize(
-    ("dtype", "wide"),
-    [(jnp.int8, jnp.int32), (jnp.bfloat16, jnp.float32)],
-    ids=["int8", "bfloat16"],
-)
-def test_products_have_the_type_that_is_preferred(groups, dtype, wide):
-    """Those of int8 do not wrap, those of bfloat16 are not rounded."""
-    x = jnp.asarray(RNG.integers(-99, 99, (2, 4, 4, 4))).astype(dtype)
-    w = jnp.asarray(RNG.integers(-99, 99, (2, 2, 4 // groups, 4))).astype(dtype)
-    options = {"window_strides": (1, 1), "padding": "VALID", "dimension_numbers": LAYOUTS[2],
-               "feature_group_count": groups, "preferred_element_type": wide}  # fmt: skip
-    found = fo.models.patch_conv(x, w, **options)
-    # In float64, where all of these are exact.
-    exact = lax.conv_general_dilated(
-        x.astype(float), w.astype(float), **{**options, "preferred_element_type": None}
-    )
-    assert found.dtype == wide
-    np.testing.assert_array_equal(np.asarray(found, float), exact)
-    if groups == 4:
-        np.testing.assert_array_equal(found, lax.conv_general_dilated(x, w, **options))
-
-
-@pytest.mark.parametrize("channels", [2, 16])
-def test_patches_map_over_kernels_and_go_through_loops(channels):
-    """One kernel per client by `vmap`, and a carry through `scan`; a derivative of a derivative."""
-    x = RNG.normal(size=(2, 3, 4, 4, channels))
-    w = RNG.normal(size=(2, 3, 3, channels, channels)) / channels
-
-    def run(conv):
-        def once(x, w):
-            return conv(x, w, (1, 1), "SAME", dimension_numbers=LAYOUTS[2])
-
-        def loop(w, x):
-            return jnp.sum(lax.scan(lambda h, _: (jnp.tanh(once(h, w)), None), x, None, 3)[0])
-
-        gradient = jax.vmap(jax.grad(loop))
-        return jax.jit(lambda w, x: jax.jvp(lambda w: gradient(w, x), (w,), (w,)))(w, x)
-
-    for found, expected in zip(
-        run(fo.models.patch_conv), run(lax.conv_general_dilated), strict=True
-    ):
-        close(found, expected)
-
-
-@pytest.mark.parametrize(("width", "channels"), [(3, 1), (3, 2), (5, 3), (7, 2)])
-@pytest.mark.parametrize("size", [8, 9])
-def test_pairs_of_outputs_give_the_convolution_and_its_gradients(width, channels, size):
-    """An even and an odd number of them, in one, two and three dimensions."""
-    for shape in [(size,), (6, size), (3, 2, size)]:
-        x = RNG.normal(size=(2, *shape, channels))
-        w = RNG.normal(size=(*(2,) * (len(shape) - 1), width, channels, 3))
-        options = {"window_strides": (*(2,) * (len(shape) - 1), 1), "padding": "SAME"}
-        for found, expected in zip(*both(x, w, **options), strict=True):
-            close(found, expected)
-
-
-def test_pairs_of_outputs_are_for_few_channels():
-    """And for windows that move by one: else every output has a patch."""
-
-    def width_of_patches(channels=1, window=(3, 3), strides=(1, 1), dilation=(1, 1)):
-        x, w = jnp.ones((2, 8, 8, channels)), jnp.ones((*window, channels, 2))
-        options = {"rhs_dilation": dilation, "dimension_numbers": LAYOUTS[2]}
-        program = jax.make_jaxpr(
-            lambda x, w: fo.models.patch_conv(x, w, strides, "SAME", **options)
-        )(x, w)
-        (product,) = [e for e in program.eqns if e.primitive.name == "dot_general"]
-        return product.invars[0].aval.shape[-1]
-
-    assert [width_of_patches(c, (k, k)) for c, k in ((1, 3), (2, 5))] == [3 * 4, 5 * 6 * 2]
-    assert width_of_patches(128, (5, 5)) == 128 * 25
-    others = [{"window": (3, 2)}, {"window": (3, 1)}, {"strides": (1, 2)}, {"dilation": (1, 2)}]
-    assert [width_of_patches(**options) for options in others] == [6, 3, 9, 9]
-
-
-def test_patches_are_what_is_multiplied():
-    """No convolution is left in the program, in either direction; JAX's own would leave some."""
-    x, w = jnp.ones((2, 4, 4, 2)), jnp.ones((3, 3, 2, 2))
-
-    def program(conv):
-        def total(x, w):
-            return jnp.sum(jnp.sin(conv(x, w, (1, 1), "VALID", dimension_numbers=LAYOUTS[2])))
-
-        return str(jax.make_jaxpr(jax.grad(total, argnums=(0, 1)))(x, w))
-
-    assert "conv_general" not in program(fo.models.patch_conv)
-    assert "conv_general" in program(lax.conv_general_dilated)
-
-
-def test_accelerators_have_the_ordinary_convolution(monkeypatch):
-    """The default backend decides, while the program is traced."""
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    x, w = jnp.ones((2, 4, 4, 2)), jnp.ones((3, 3, 2, 2))
-    program = jax.make_jaxpr(
-        lambda x, w: fo.models.patch_conv(x, w, (1, 1), "VALID", dimension_numbers=LAYOUTS[2])
-    )(x, w)
-    assert "conv_general" in str(program)
-
-
-def test_layers_of_flax_take_it():
-    """Linen's and NNX's, with all that they pass; a preferred dtype and a precision are heard."""
-    x = RNG.normal(size=(2, 6, 5, 4)).astype(np.float32)
-    options = {"strides": (2, 1), "kernel_dilation": (1, 2), "feature_group_count": 2}
-    ours = nn.Conv(6, (3, 2), conv_general_dilated=fo.models.patch_conv, **options)
-    variables = ours.init(jax.random.key(0), x)
-    close(ours.apply(variables, x), nn.Conv(6, (3, 2), **options).apply(variables, x), np.float32)
-    layers = [
-        nnx.Conv(4, 6, (3, 2), conv_general_dilated=conv, rngs=nnx.Rngs(0), **options)
-        for conv in (fo.models.patch_conv, lax.conv_general_dilated)
-    ]
-    close(layers[0](x), layers[1](x), np.float32)
-    for groups in (1, 2, 4):
-        y = fo.models.patch_conv(
-            x, jnp.ones((1, 1, 4 // groups, 4), jnp.float32), (1, 1), "VALID",
-            dimension_numbers=LAYOUTS[2], feature_group_count=groups, precision="highest",
-            preferred_element_type=jnp.float64,
-        )  # fmt: skip
-        assert y.dtype == jnp.float64
+    compare(x, w, derivatives="first", **options)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("way", "kernel", "options"),
     [
-        ({"lhs_dilation": (2, 1)}, "lhs_dilation must be all 1 .* use jax.lax"),
-        ({"batch_group_count": 2}, "batch_group_count must be 1 .* use jax.lax"),
-        ({"out_sharding": "mesh"}, "out_sharding must be None .* use jax.lax"),
-        ({"dimension_numbers": None}, "channels last .* use jax.lax"),
-        ({"dimension_numbers": ("NHWC", "OIHW", "NHWC")}, "channels last .* use jax.lax"),
-        ({"feature_group_count": 3}, "feature_group_count"),
+        ("products", (3, 3, 16, 2), {}),
+        ("products", (3, 2, 2, 3), {"window_strides": (2, 2), "rhs_dilation": (1, 2)}),
+        ("pairs", (3, 3, 2, 3), {}),
+        ("winograd", (3, 3, 16, 2), {"ways": "winograd"}),
+        ("depthwise", (3, 3, 1, 4), {"feature_group_count": 2}),
+        ("grouped", (3, 3, 2, 4), {"feature_group_count": 2}),
     ],
 )
-def test_what_patches_cannot_do_is_refused(options, message):
-    """By name, and with what to use instead; what makes no sense, by JAX."""
-    x, w = jnp.ones((2, 4, 4, 2)), jnp.ones((3, 3, 2, 2))
-    arguments = {"dimension_numbers": LAYOUTS[2], **options}
-    with pytest.raises(ValueError, match=message):
-        fo.models.patch_conv(x, w, (1, 1), "VALID", **arguments)
+def test_every_way_has_every_derivative_and_maps(way, kernel, options):
+    """First and second order; many inputs, and a kernel for each client, in and around a gradient."""
+    channels = kernel[2] * options.get("feature_group_count", 1)
+    x, w = arrays((2, 5, 6, channels), kernel)
+    program = compare(x, w, **{"window_strides": (1, 1), "padding": "SAME", **options})
+    assert f"way={way}" in program and "conv_general_dilated" not in program
+
+
+@pytest.mark.parametrize("ways", [True, "winograd"])
+def test_single_precision(ways):
+    """Rounding errors are those of float32."""
+    x, w = arrays((8, 9, 8, 32), (3, 3, 32, 16), np.float32)
+    options = {"window_strides": (1, 1), "padding": "SAME", "derivatives": "first"}
+    compare(x, w, ways, 2e-6 if ways is True else 1e-5, **options)
+
+
+@pytest.mark.parametrize(("width", "channels"), [(3, 1), (5, 3), (7, 2)])
+@pytest.mark.parametrize("size", [8, 9])
+def test_pairs_of_outputs(width, channels, size):
+    """An even and an odd number of them, in one, two and three dimensions."""
+    for shape in [(size,), (6, size), (3, 2, size)]:
+        x, w = arrays((2, *shape, channels), (*(2,) * (len(shape) - 1), width, channels, 3))
+        strides = (*(2,) * (len(shape) - 1), 1)
+        program = compare(x, w, window_strides=strides, padding="SAME", derivatives="first")
+        assert "way=pairs" in program
+
+
+@pytest.mark.parametrize("size", [(5, 6), (4, 7), (3, 3)])
+@pytest.mark.parametrize("padding", ["SAME", "VALID", ((0, 2), (1, 0))], ids=str)
+def test_minimal_filtering(padding, size):
+    """Outputs of odd and even height and width, down to 1."""
+    x, w = arrays((2, *size, 16), (3, 3, 16, 3))
+    options = {"window_strides": (1, 1), "padding": padding, "derivatives": "first"}
+    assert "way=winograd" in compare(x, w, "winograd", **options)
+
+
+# What is replaced -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ways", "kernel", "options", "expected"),
+    [
+        (True, (3, 3, 15, 2), {}, "pairs"),
+        (True, (3, 3, 16, 2), {}, "products"),
+        (True, (3, 3, 2, 2), {"window_strides": (1, 2)}, "products"),
+        ("winograd", (3, 3, 16, 2), {"window_strides": (2, 1)}, "products"),
+        ("winograd", (3, 1, 16, 2), {}, "products"),
+        ("winograd", (3, 3, 8, 2), {}, "pairs"),
+        (True, (12, 12, 1, 2), {}, None),
+        (True, (3, 3, 4, 2), {"lhs_dilation": (2, 1), "padding": [(0, 0)] * 2}, None),
+        (True, (3, 3, 4, 2), {"batch_group_count": 2}, None),
+        (True, (3, 3, 4, 2), {"preferred_element_type": jnp.float64}, None),
+        (False, (3, 3, 16, 2), {}, None),
+    ],
+)
+def test_shapes_choose_the_way(ways, kernel, options, expected):
+    """Where there is no faster one, the program stays as it is."""
+    x, w = jnp.ones((2, 12, 12, kernel[2]), jnp.float32), jnp.ones(kernel, jnp.float32)
+    options = {"window_strides": (1, 1), "padding": "SAME", **options}
+
+    def run(x, w):
+        return lax.conv_general_dilated(x, w, dimension_numbers=LAYOUTS[2][0], **options)
+
+    program = str(jax.make_jaxpr(fo.models.fast_convolutions(run, ways))(x, w))
+    assert (f"way={expected}" in program) == (expected is not None)
+    assert ("conv_general_dilated" in program) == (expected is None)
+
+
+def test_convolutions_inside_of_loops_and_branches_are_found():
+    """In a scan, a branch, a checkpoint, a call; what has a derivative of its own keeps it."""
+    x, w = arrays((2, 4, 4, 2), (3, 3, 2, 2))
+
+    def once(x):
+        return jnp.tanh(
+            lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=LAYOUTS[2][0])
+        )
+
+    odd = jax.custom_vjp(once)
+    odd.defvjp(lambda x: (once(x), None), lambda _, g: (3 * g,))
+
+    def loss(x):
+        x = lax.scan(lambda x, _: (once(x), None), x, None, 2)[0]
+        x = lax.cond(jnp.sum(x) > 0, once, lambda x: x, x)
+        return jnp.sum(odd(jax.jit(jax.checkpoint(once))(x)))
+
+    fast = fo.models.fast_convolutions(loss)
+    close(*jax.jit(lambda x: [jax.value_and_grad(f)(x) for f in (fast, loss)])(x))
+    program = str(jax.make_jaxpr(fast)(x))
+    assert program.count("fast_convolution[") == 4 and "conv_general_dilated" not in program
+
+
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Conv(3, (3, 3))(x)
+
+
+def nnx_conv():
+    graph, state = nnx.split(nnx.Conv(2, 3, (3, 3), rngs=nnx.Rngs(0)))
+    return state, lambda state, x: nnx.merge(graph, state)(x)
+
+
+def linen_conv():
+    net = Linen()
+    return net.init(jax.random.key(0), np.zeros((1, 6, 6, 2), np.float32)), net.apply
+
+
+def haiku_conv():
+    net = hk.without_apply_rng(hk.transform(lambda x: hk.Conv2D(3, 3)(x)))
+    return net.init(jax.random.key(0), np.zeros((1, 6, 6, 2), np.float32)), net.apply
+
+
+def equinox_conv():
+    layer = eqx.nn.Conv2d(2, 3, 3, padding=1, dtype=jnp.float32, key=jax.random.key(0))
+    params, static = eqx.partition(layer, eqx.is_array)
+    return params, lambda params, x: jax.vmap(eqx.combine(params, static))(jnp.moveaxis(x, -1, 1))
+
+
+@pytest.mark.parametrize("make", [linen_conv, nnx_conv, haiku_conv, equinox_conv])
+def test_layers_of_any_library(make):
+    """A model's convolutions are replaced unless it says otherwise; gradients are the same."""
+    params, apply = make()
+    batch = {"x": RNG.normal(size=(2, 6, 6, 2)).astype(np.float32)}
+
+    def loss(variables, batch, key):
+        losses = jnp.sum(jnp.sin(apply(variables.params, batch["x"])), axis=(1, 2, 3))
+        return losses.mean(), fo.Aux(losses=losses)
+
+    def gradient(params, setting):
+        model = fo.Model(None, loss, fast_convolutions=setting)
+        return fo.core.Objective(model).gradient(fo.Variables(params), batch)[0]
+
+    programs = [str(jax.make_jaxpr(gradient, static_argnums=1)(params, s)) for s in (True, False)]
+    assert ["way=pairs" in program for program in programs] == [True, False]
+    close(*(jax.jit(gradient, static_argnums=1)(params, s) for s in (True, False)), 1e-5)
+
+
+def test_a_model_is_traced_once_and_says_what_is_replaced(caplog):
+    """For a round, its evaluation and more rounds of the same shapes; one line of the log."""
+    traces = []
+
+    def loss(params, batch):
+        traces.append(None)
+        y = lax.conv(batch["x"], params, (1, 1), "SAME")
+        return jnp.mean(y**2)
+
+    params, x = jnp.ones((2, 2, 3, 3), jnp.float32), np.ones((12, 2, 5, 5), np.float32)
+    clients = fo.ClientData.from_arrays({"x": x}, np.arange(12) % 2)
+    task = fo.Federation(
+        fo.models.from_loss(params, loss), clients, cohort=2, local_steps=2, batch_size=3
+    )
+    algorithm = fo.fedavg(fo.optimizers.sgd(0.1))
+    with caplog.at_level(logging.INFO, logger="fedjax_opt"):
+        for _ in range(2):
+            fo.run_rounds(algorithm, task, fo.init_state(algorithm, task), 2)
+    assert len(traces) == 1
+    assert [r.message for r in caplog.records if "Convolutions and pools replaced: 1," in r.message]
+    assert len(caplog.records) == 1
+
+
+def test_accelerators_have_their_own(monkeypatch):
+    """The default backend decides, while the program is traced."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+    def run(x):
+        return lax.conv(x, x, (1, 1), "SAME")
+
+    assert fo.models.fast_convolutions(run) is run
+
+
+def test_settings_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"fast_convolutions must be True, False or .* got 'fft'"):
+        fo.Model(None, None, fast_convolutions="fft")
+    with pytest.raises(ValueError, match=r"ways must be True, False or 'winograd', got None"):
+        fo.models.fast_convolutions(jnp.sin, None)
+
+
+# Pools ----------------------------------------------------------------------------------------
 
 
 POOLS = [
@@ -285,6 +324,25 @@ def test_pools_are_those_of_flax(window, strides, padding):
 
     for found, expected in zip(*map(jax.tree.leaves, results(x, weights)), strict=True):
         close(found, expected)
+
+
+@pytest.mark.parametrize(("window", "strides", "padding"), POOLS)
+@pytest.mark.parametrize("pool", [nn.max_pool, nn.avg_pool])
+def test_pools_of_any_library_are_replaced(pool, window, strides, padding):
+    """Values, derivatives forward and backward, and under `vmap`."""
+    x = jnp.asarray(RNG.integers(5, size=(2, 7, 6, 3)) - 7.0)
+
+    def loss(x):
+        with jax.numpy_dtype_promotion("standard"):
+            return jnp.sum(jnp.sin(pool(x, window, strides, padding)))
+
+    def asked(loss):
+        gradient = jax.grad(loss)
+        return loss(x), jax.jvp(gradient, (x,), (x,)), jax.vmap(gradient)(jnp.stack([x, 2 * x]))
+
+    fast = fo.models.fast_convolutions(loss)
+    close(*jax.jit(lambda: [asked(fast), asked(loss)])())
+    assert "reduce_window" not in str(jax.make_jaxpr(fast)(x)).replace("original=reduce_window", "")
 
 
 def test_pools_take_any_leading_axes_and_one_dimension():

@@ -1,5 +1,7 @@
 """What the papers' models compute: against NumPy, against Flax's own layers, and by training."""
 
+import dataclasses
+
 import chex
 import flax.linen as nn
 import jax
@@ -9,11 +11,18 @@ import pytest
 from jax.test_util import check_grads
 
 import fedjax_opt as fo
-from fedjax_opt.models.networks.cnn import CNN, DNN, CifarCNN
-from fedjax_opt.models.networks.mobilenet import MobileNetV2, Unit
+from fedjax_opt.core import Objective
+from fedjax_opt.models.networks.images import (
+    CNN,
+    DNN,
+    Block,
+    CifarCNN,
+    MobileNetV2,
+    ResNet,
+    Unit,
+    VisionTransformer,
+)
 from fedjax_opt.models.networks.recurrent import GRULayer, LSTMLayer
-from fedjax_opt.models.networks.resnet import Block, ResNet
-from fedjax_opt.models.networks.transformer import VisionTransformer
 
 RNG = np.random.default_rng(0)
 
@@ -186,23 +195,22 @@ def test_cnn_is_the_one_of_flax_layers_and_learns():
 
 
 def test_residual_network_has_the_numbers_of_either_convolution():
-    """Logits, and gradients of all parameters, by patches and by JAX."""
-    x = RNG.normal(size=(2, 6, 6, 3)).astype(np.float32)
-    networks = [
-        ResNet(5, ((4, 0), (8, 1)), conv=conv)
-        for conv in (fo.models.patch_conv, jax.lax.conv_general_dilated)
-    ]
+    """Losses, and gradients of all parameters, with our ways of convolving and with XLA's."""
+    batch = {"x": RNG.normal(size=(2, 6, 6, 3)).astype(np.float32), "y": np.arange(2)}
+    model = fo.models.from_linen(ResNet(5, ((16, 1), (32, 1))))
+    variables = randomised(model.init, batch)
 
     @jax.jit
     def run(variables):
-        return [
-            jax.value_and_grad(lambda v, net=net: jnp.sum(jnp.sin(net.apply(v, x)[0])))(variables)
-            for net in networks
+        models = [
+            dataclasses.replace(model, fast_convolutions=s) for s in ("winograd", True, False)
         ]
+        return [Objective(m, jax.random.key(0)).gradient(variables, batch)[0] for m in models]
 
-    results = run(randomised(networks[0].init, x))
-    for found, expected in zip(*map(jax.tree.leaves, results), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+    winograd, products, expected = run(variables)
+    for found, tolerance in ((winograd, 1e-4), (products, 1e-5)):
+        for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * np.abs(other).max())
 
 
 def test_shortcut_without_parameters_pads_its_features():
@@ -280,7 +288,7 @@ def test_strided_convolutions_are_padded_on_both_sides():
     """The first window of a residual block and of a mobile unit is centred on the first pixel."""
     x = np.zeros((1, 4, 4, 8), np.float32)
     x[0, 0, 0] = 1
-    for net in (Block(8, 2, 2, True, fo.models.patch_conv), Unit(8, 3, 2, groups=2)):
+    for net in (Block(8, 2, 2, True), Unit(8, 3, 2, groups=2)):
         variables = jax.tree.map(np.zeros_like, randomised(net.init, x))
         variables["params"]["Conv_0"]["kernel"][1, 1] = 1.0
         apply = jax.jit(lambda v, x, net=net: net.apply(v, x, capture_intermediates=True)[1])

@@ -9,9 +9,7 @@ import pytest
 
 import fedjax_opt as fo
 from fedjax_opt.core.model import Objective
-from fedjax_opt.models.linen import from_linen
-from fedjax_opt.models.networks.mobilenet import MobileNetV2
-from fedjax_opt.models.networks.transformer import VisionTransformer
+from fedjax_opt.models.networks.images import MobileNetV2, VisionTransformer
 
 
 def dense(*widths):
@@ -144,7 +142,7 @@ SIZES = {
         10_004 * 96 + lstm_layer(96, 670) + dense(670, 96, 10_004),
     ),
     "mobilenet, short": (
-        from_linen(MobileNetV2(5, stages=((1, 16, 1, 1), (6, 24, 1, 2)))),
+        fo.models.from_linen(MobileNetV2(5, stages=((1, 16, 1, 1), (6, 24, 1, 2)))),
         images(32, 32, 3),
         conv(3, 3, 32, False)
         + norm(32)
@@ -155,7 +153,7 @@ SIZES = {
         + dense(1280, 5),
     ),
     "transformer, small": (
-        from_linen(VisionTransformer(5, width=8, depth=1, heads=2, mlp=12)),
+        fo.models.from_linen(VisionTransformer(5, width=8, depth=1, heads=2, mlp=12)),
         images(32, 48, 3),
         transformer(1 + 2 * 3, 8, 1, 12, 5),
     ),

@@ -3,21 +3,22 @@
 The gradient of y = x w with respect to x is g w^T. XLA makes the transpose of w first, in every step.
 With few examples it is faster to transpose all else: (w g^T)^T.
 
-JAX makes the program of that gradient, and always puts g first. What has a transpose of its own choice
-is the solution of linear equations: (u, v) -> (u, v + u w) solves those of (u, v) -> (u, v - u w), whose
-transpose is (p, q) -> (p - q w^T, q). Hence every derivative of every order, forward and reverse, and
-`vmap` are right, as with the ordinary product.
+The product is a primitive of its own, whose gradients are given here. They are ordinary products, so
+that every further derivative is JAX's.
 """
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir
 
 # A batch is small if it has at most one example for as many rows, and columns, of the matrix.
 _ROWS = 4
+
+_MATRICES = (((1,), (0,)), ((), ()))
 
 
 def thin_dot(
@@ -52,11 +53,11 @@ def thin_dot(
       >>> fo.models.thin_dot(x, w, (((1,), (0,)), ((), ())))[0, 0].item()
       64.0
     """
-    contracted, batched = ([tuple(axes) for axes in pair] for pair in dimension_numbers)
+    numbers = tuple(tuple(tuple(axes) for axes in pair) for pair in dimension_numbers)
     is_thin = (
         jax.default_backend() == "cpu"
         and lhs.ndim == rhs.ndim == 2
-        and (contracted, batched) == ([(1,), (0,)], [(), ()])
+        and numbers == _MATRICES
         and lhs.dtype == rhs.dtype
         and preferred_element_type in (None, lhs.dtype)
         and jnp.issubdtype(lhs.dtype, jnp.floating)
@@ -64,7 +65,7 @@ def thin_dot(
         and not options
     )
     if is_thin:
-        return _thin(lhs, rhs, precision)
+        return _thin_p.bind(lhs, rhs, precision=precision)
     return lax.dot_general(
         lhs,
         rhs,
@@ -75,39 +76,34 @@ def thin_dot(
     )
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _thin(x, w, precision):
+def _multiply(x, w, *, precision):
     return jnp.matmul(x, w, precision=precision)
 
 
-@_thin.defjvp
-def _thin_jvp(precision, primals, tangents):
-    (x, w), (dx, dw) = primals, tangents
-    product = functools.partial(jnp.matmul, precision=precision)
-    return _thin(x, w, precision), _linear(dx, w, product) + product(x, dw)
+def _input_gradient(g, x, w, *, precision):
+    del x
+    # Without the barriers, XLA would turn it into the product that this is to avoid.
+    g_transposed = lax.optimization_barrier(g.T)
+    return lax.optimization_barrier(jnp.matmul(w, g_transposed, precision=precision)).T
 
 
-def _linear(u, w, product):
-    """u w, a linear function of u that says what its transpose is."""
-    rows, columns = w.shape
+def _weight_gradient(g, x, w, *, precision):
+    del w
+    return jnp.matmul(x.T, g, precision=precision)
 
-    def parts(pair):
-        return jnp.split(pair, [rows], axis=1)
 
-    def equations(pair):
-        u, v = parts(pair)
-        return jnp.concatenate([u, v - product(u, w)], axis=1)
+def _over_many(arrays, axes, *, precision):
+    return jax.vmap(lambda x, w: _multiply(x, w, precision=precision), axes)(*arrays), 0
 
-    def solution(_, pair):
-        u, v = parts(pair)
-        return jnp.concatenate([u, v + product(u, w)], axis=1)
 
-    def transposed_solution(_, pair):
-        p, q = parts(pair)
-        # Without the barriers, XLA would turn it into the product that this is to avoid.
-        q_transposed = lax.optimization_barrier(q.T)
-        found = lax.optimization_barrier(product(w, q_transposed))
-        return jnp.concatenate([p + found.T, q], axis=1)
-
-    pair = jnp.pad(u, ((0, 0), (0, columns)))
-    return parts(lax.custom_linear_solve(equations, pair, solution, transposed_solution))[1]
+_thin_p = core.Primitive("thin_dot")
+_thin_p.def_impl(_multiply)
+_thin_p.def_effectful_abstract_eval(
+    lambda x, w, *, precision: lax.dot_general_p.abstract_eval(
+        x, w, dimension_numbers=_MATRICES, precision=precision, preferred_element_type=None,
+        out_sharding=None,
+    )
+)  # fmt: skip
+mlir.register_lowering(_thin_p, mlir.lower_fun(_multiply, multiple_results=False))
+ad.defbilinear(_thin_p, _input_gradient, _weight_gradient)
+batching.primitive_batchers[_thin_p] = _over_many

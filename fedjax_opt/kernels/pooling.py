@@ -3,13 +3,65 @@
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir
 
-from fedjax_opt.models.windows import pad, windows
+from fedjax_opt.kernels.convolution import MOST_OFFSETS, pad, windows
+
+_pool_p = core.Primitive("fast_pool")
+
+
+def faster(equation: core.JaxprEqn, ways: Any) -> core.JaxprEqn | None:
+    """The rule for `reduce_window_max` and `reduce_window_sum`: the same pool in our way."""
+    del ways
+    params, aval = equation.params, cast(Any, equation.invars[0].aval)
+    dilations = {*params["base_dilation"], *params["window_dilation"]}
+    is_large = math.prod(params["window_dimensions"]) > MOST_OFFSETS
+    if dilations != {1} or is_large or 0 in aval.shape:
+        return None
+    return equation.replace(
+        primitive=_pool_p, params=params | {"original": equation.primitive.name}
+    )
+
+
+def _compute(x, *, original, window_dimensions, window_strides, padding, **_):
+    # All axes are spatial here: in those of examples and channels, windows have the size 1.
+    reduced = _REDUCTIONS[original](x.dtype)
+    return _pool(x[None, ..., None], window_dimensions, window_strides, padding, *reduced)[
+        0, ..., 0
+    ]
+
+
+def _derivative(primals, tangents, **params):
+    tangents = tuple(map(ad.instantiate_zeros, tangents))
+    return jax.jvp(functools.partial(_compute, **params), primals, tangents)
+
+
+def _over_many(arrays, axes, **params):
+    """The rule of `vmap`: one more axis of examples."""
+    names = {"window_dimensions": 1, "window_strides": 1, "base_dilation": 1, "window_dilation": 1}
+    params |= {name: (one, *params[name]) for name, one in (names | {"padding": (0, 0)}).items()}
+    return _pool_p.bind(jnp.moveaxis(arrays[0], axes[0], 0), **params), 0
+
+
+def _shape(x, *, original, **params):
+    primitive = (
+        lax.reduce_window_max_p if original == "reduce_window_max" else lax.reduce_window_sum_p
+    )
+    return primitive.abstract_eval(x, **params)
+
+
+_pool_p.def_impl(_compute)
+_pool_p.def_effectful_abstract_eval(_shape)
+mlir.register_lowering(_pool_p, mlir.lower_fun(_compute, multiple_results=False))
+ad.primitive_jvps[_pool_p] = _derivative
+batching.primitive_batchers[_pool_p] = _over_many
 
 
 def max_pool(
@@ -39,8 +91,7 @@ def max_pool(
       >>> fo.models.max_pool(x, (2, 2), strides=(2, 2))[0, :, :, 0].tolist()
       [[5.0, 7.0], [13.0, 15.0]]
     """
-    lowest = -jnp.inf if jnp.issubdtype(inputs.dtype, jnp.floating) else jnp.iinfo(inputs.dtype).min
-    return _pool(inputs, window_shape, strides, padding, lowest, _largest, _larger)
+    return _pool(inputs, window_shape, strides, padding, *_max(inputs.dtype))
 
 
 def avg_pool(
@@ -71,11 +122,25 @@ def avg_pool(
       >>> fo.models.avg_pool(x, (2, 2), strides=(2, 2))[0, :, :, 0].tolist()
       [[2.5, 4.5], [10.5, 12.5]]
     """
-    total = _pool(inputs, window_shape, strides, padding, 0, jnp.sum, jnp.add)
+    total = _pool(inputs, window_shape, strides, padding, *_sum(inputs.dtype))
     if count_include_pad:
         return total / math.prod(window_shape)
     ones = jnp.ones_like(inputs)
-    return total / _pool(ones, window_shape, strides, padding, 0, jnp.sum, jnp.add)
+    return total / _pool(ones, window_shape, strides, padding, *_sum(inputs.dtype))
+
+
+def _max(dtype):
+    """What padding is, how blocks are reduced along an axis, and how windows are combined."""
+    lowest = -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
+    return lowest, _largest, _larger
+
+
+def _sum(dtype):
+    del dtype
+    return 0, functools.partial(jnp.sum, promote_integers=False), jnp.add
+
+
+_REDUCTIONS = {"reduce_window_max": _max, "reduce_window_sum": _sum}
 
 
 def _pool(x, window, strides, padding, fill, reduce, combine):
@@ -89,7 +154,9 @@ def _pool(x, window, strides, padding, fill, reduce, combine):
         )
     shape = x.shape
     flat = x.reshape(math.prod(shape[: -axes - 1]), *shape[-axes - 1 :])
-    flat = pad(flat, fill, window, strides, padding, (1,) * axes)
+    if isinstance(padding, str):
+        padding = lax.padtype_to_pads(flat.shape[1:-1], window, strides, padding)
+    flat = pad(flat, fill, padding)
     outputs = tuple(
         (size - width) // stride + 1
         for size, width, stride in zip(flat.shape[1:-1], window, strides, strict=True)
@@ -113,6 +180,8 @@ def _reduce_blocks(x, block, outputs, reduce):
     """
     for axis in reversed(range(1, x.ndim - 1)):
         size, count = block[axis - 1], outputs[axis - 1]
+        if size == 1:
+            continue
         x = lax.slice_in_dim(x, 0, count * size, axis=axis)
         x = reduce(x.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :]), axis=axis + 1)
     return x

@@ -19,21 +19,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-# With fewer input channels the matrix products are too thin, and patches are faster.
-_CHANNELS = 16
-
-
-def is_better(kernel: jax.Array, strides: Any, dilation: Any, groups: int, dtype: Any) -> bool:
-    """Whether a convolution is of the kind that this one does, and does faster than patches."""
-    return (
-        kernel.shape[:-2] == (3, 3)
-        and set(strides) | set(dilation) == {1}
-        and groups == 1
-        and kernel.shape[-2] >= _CHANNELS
-        and kernel.dtype == dtype
-        and dtype in (jnp.float32, jnp.float64)  # short floats would lose digits in the sums
-    )
-
 
 def winograd_conv(x: jax.Array, kernel: jax.Array, precision: Any = None) -> jax.Array:
     """Padded images `[B, H + 2, W + 2, C]` and a kernel `[3, 3, C, D]` -> `[B, H, W, D]`."""

@@ -1,4 +1,4 @@
-"""The loss of language models: the mean over each sequence's own tokens."""
+"""Losses of (outputs, labels), with the loss of each example and the accuracy."""
 
 from typing import Any
 
@@ -7,6 +7,30 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_opt.core import Aux
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array, **rest: Any) -> tuple[jax.Array, Aux]:
+    """The mean softmax cross-entropy, with each example's loss and whether it was classified right.
+
+    Args:
+      logits: `[B, classes]`.
+      labels: `[B]`, integers.
+      **rest: further fields of `Aux`: `state`, `features`.
+
+    Returns:
+      (loss, Aux), as a model's loss returns them.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_opt.models import cross_entropy
+      >>> loss, aux = cross_entropy(jnp.array([[0.0, 9.0]]), jnp.array([1]))
+      >>> aux.metrics["accuracy"].tolist()
+      [True]
+    """
+    labels = jnp.asarray(labels).astype(jnp.int32)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    right = jnp.argmax(logits, axis=-1).astype(jnp.int32) == labels
+    return jnp.mean(losses), Aux(losses=losses, metrics={"accuracy": right}, **rest)
 
 
 def sequence_cross_entropy(
