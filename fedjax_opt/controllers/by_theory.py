@@ -10,7 +10,8 @@ the round. F_r is the mean first-step loss over the last s rounds; G, if it is n
 simulated time: what has passed, as the paper's schedules have it (K_w falls with W), or what is left of
 a budget, which is the time that the bound from here on is about.
 
-Mills, Hu and Min, Faster federated learning with decaying number of local SGD steps, 2023, Theorem 2.
+Reference:
+  Mills, Hu and Min. Faster federated learning with decaying number of local SGD steps. 2023, Theorem 2.
 """
 
 import warnings
@@ -21,8 +22,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from fedjax_opt.bounds import FedAvgConstants, Link, Seconds, best_local_steps
-from fedjax_opt.controllers.by_error import Window, add_to_window, empty_window
-from fedjax_opt.controllers.by_rounds import check_steps
+from fedjax_opt.controllers.schedules import Window, add_to_window, check_steps, empty_window
 from fedjax_opt.core import Controller, StaticInt, checks
 
 
@@ -94,9 +94,6 @@ def theory(
       >>> steps = result.history["num_steps"].max(axis=1)
       >>> bool((steps[:5] == 20).all() and steps[-1] < steps[5])
       True
-
-    Reference:
-      Mills, Hu and Min, Faster federated learning with decaying number of local SGD steps, Theorem 2.
     """
     length = StaticInt(checks.integer("window", window, low=1))
     _check(constants, link, learning_rate)

@@ -49,18 +49,15 @@ def test_every_algorithm_can_be_controlled(row):
     """K by error and eta on a plateau: the run is traced whole, which is where a combination fails."""
     model, data, _ = fo.data.quadratics(num_clients=4, dimension=3)
     state = fo.first_state(row.make(row.learning_rate), {"x": jnp.zeros(3)}, 4)
+    steps = fo.controllers.steps_by_error(5, window=2)
+    federation = fo.Federation(
+        model, data, cohort=2, local_steps=steps, batch_size=1, validation=data.examples
+    )
 
     def play(initial_rate):
         return fo.run_rounds(
             fo.scheduled(row.make, fo.controllers.rate_on_plateau(initial_rate)),
-            fo.Federation(
-                model,
-                data,
-                cohort=2,
-                local_steps=fo.controllers.steps_by_error(5, window=2),
-                batch_size=1,
-                validation=data.examples,
-            ),
+            federation,
             state,
             3,
             strategy="scan",
@@ -124,13 +121,7 @@ def test_initial_values_are_an_axis_of_vmap():
     def final(initial_steps, initial_rate):
         return fo.run_rounds(
             fo.scheduled(build, fo.controllers.rate_by_rounds(initial_rate)),
-            fo.Federation(
-                MODEL,
-                DATA,
-                cohort=3,
-                local_steps=fo.controllers.steps_by_rounds(initial_steps),
-                batch_size=2,
-            ),
+            THREE.replace(local_steps=fo.controllers.steps_by_rounds(initial_steps)),
             start(build(ETA0), 5),
             3,
         ).history.loss[-1]
@@ -144,13 +135,7 @@ def test_initial_values_are_an_axis_of_vmap():
 def test_a_controller_of_epochs():
     history = fo.run_rounds(
         build(ETA0),
-        fo.Federation(
-            MODEL,
-            DATA,
-            cohort=5,
-            local_steps=fo.epochs(fo.controllers.steps_by_rounds(2)),
-            batch_size=2,
-        ),
+        THREE.replace(cohort=5, local_steps=fo.epochs(fo.controllers.steps_by_rounds(2))),
         start(build(ETA0), 5),
         8,
     ).history
@@ -166,9 +151,7 @@ def test_a_round_that_nobody_reports_in_changes_nothing():
     first = run(SCHEDULES["K-error"], rounds=6)
     after = fo.run_rounds(
         fo.scheduled(build, SCHEDULES["K-error"].learning_rate),
-        fo.Federation(
-            MODEL, DATA, cohort=sampler, local_steps=SCHEDULES["K-error"].local_steps, batch_size=2
-        ),
+        THREE.replace(cohort=sampler, local_steps=SCHEDULES["K-error"].local_steps),
         first.state,
         3,
     )
@@ -192,7 +175,7 @@ def test_a_users_own_controller_may_use_plain_numbers():
     )
     result = fo.run_rounds(
         build(ETA0),
-        fo.Federation(MODEL, DATA, cohort=2, local_steps=controller, batch_size=2),
+        THREE.replace(local_steps=controller),
         start(build(ETA0), 5),
         3,
     )
@@ -206,7 +189,7 @@ def test_a_controller_learns_from_a_round_in_which_some_are_lost():
     sampler = fo.cohorts.unreliable(fo.cohorts.uniform(3), dropout=0.6)
     result = fo.run_rounds(
         build(ETA0),
-        fo.Federation(MODEL, DATA, cohort=sampler, local_steps=controller, batch_size=2),
+        THREE.replace(cohort=sampler, local_steps=controller),
         start(build(ETA0), 5),
         12,
     )
@@ -220,7 +203,7 @@ def test_a_controller_per_client():
     controller = fo.Controller(lambda: (), lambda state, info: state, lambda state, t: steps + t)
     history = fo.run_rounds(
         build(ETA0),
-        fo.Federation(MODEL, DATA, cohort=3, local_steps=controller, batch_size=2),
+        THREE.replace(local_steps=controller),
         start(build(ETA0), 5),
         2,
     ).history
@@ -228,75 +211,71 @@ def test_a_controller_per_client():
         np.testing.assert_array_equal(history.num_steps[t], steps[history.cohort[t]] + np.int32(t))
 
 
-def test_wrong_learning_rates_are_named():
-    def refuse(match, make, setting):
-        with pytest.raises(ValueError, match=match):
-            fo.init_state(fo.scheduled(make, setting), THREE)
-
-    refuse("must be a function of the learning rate.*got an Algorithm", build(0.1), 0.1)
-    refuse("must be a function of the learning rate.*got 3", 3, 0.1)
-    refuse("must return an Algorithm", lambda eta: eta, 0.1)
-    refuse("setting must lie in", build, -0.1)
-    refuse("setting must be one number", build, np.ones(2))
-    with pytest.raises(ValueError, match="algorithm must be an Algorithm"):
-        fo.init_state(build, THREE)
+def play(algorithm=None, state=None, **changes):
+    algorithm = build(0.1) if algorithm is None else algorithm
+    federation = THREE.replace(**changes)
+    return fo.run_rounds(algorithm, federation, state or start(build(0.1), 5), 2)
 
 
-def test_wrong_watchers_are_named():
-    def refuse(match, state=None, **changes):
-        federation = THREE.replace(**changes)
-        with pytest.raises(ValueError, match=match):
-            fo.run_rounds(build(0.1), federation, state or start(build(0.1), 5), 2)
-
-    plateau = SCHEDULES["K-step"].local_steps
-    refuse("watches validation_loss.*no validation examples", local_steps=plateau)
-    accuracy = fo.controllers.steps_on_plateau(5, metric="accuracy", maximise=True)
-    refuse(
-        "validation_accuracy, but the federation has only validation_distance, validation_loss",
-        local_steps=accuracy, validation=DATA.examples,
-    )  # fmt: skip
-    other = run(SCHEDULES["K-error"], rounds=1).state
-    refuse("what these controllers remember", other, local_steps=plateau)
-    with pytest.raises(ValueError, match="every must be"):
-        fo.controllers.steps_on_plateau(5, every=0)
-    with pytest.raises(ValueError, match="validation must hold"):
-        THREE.replace(validation=jax.tree.map(lambda x: x[:0], DATA.examples))
+PLATEAU = SCHEDULES["K-step"].local_steps
+ACCURACY = fo.controllers.steps_on_plateau(5, metric="accuracy", maximise=True)
 
 
-@pytest.mark.parametrize("wrong", [0, -3, 2.5, np.nan, np.ones(2)])
-def test_wrong_initial_steps_are_named(wrong):
-    for make in (
-        fo.controllers.steps_by_rounds,
-        fo.controllers.steps_by_error,
-        fo.controllers.steps_on_plateau,
-    ):
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (
+            lambda: fo.scheduled(build(0.1), 0.1),
+            "a function of the learning rate.*got an Algorithm",
+        ),
+        (lambda: fo.scheduled(3, 0.1), "must be a function of the learning rate.*got 3"),
+        (lambda: fo.scheduled(build, -0.1), "setting must lie in"),
+        (lambda: fo.scheduled(build, np.ones(2)), "setting must be one number"),
+        (lambda: play(fo.scheduled(lambda eta: eta, 0.1)), "must return an Algorithm"),
+        (lambda: fo.init_state(build, THREE), "algorithm must be an Algorithm"),
+        (lambda: play(local_steps=PLATEAU), "watches validation_loss.*no validation examples"),
+        (
+            lambda: play(local_steps=ACCURACY, validation=DATA.examples),
+            "validation_accuracy, but the federation has only validation_distance, validation_loss",
+        ),
+        (
+            lambda: play(state=run(SCHEDULES["K-error"], rounds=1).state, local_steps=PLATEAU),
+            "what these controllers remember",
+        ),
+        (
+            lambda: THREE.replace(validation=jax.tree.map(lambda x: x[:0], DATA.examples)),
+            "validation must hold",
+        ),
+        (lambda: fo.controllers.constant(0), "value must lie in"),
+        (lambda: fo.controllers.steps_by_error(5, window=0), "window must be a whole number"),
+        (lambda: fo.controllers.steps_on_plateau(5, every=0), "every must be"),
+        (lambda: fo.controllers.steps_on_plateau(5, factor=1.0), "factor must lie in"),
+        (lambda: fo.controllers.steps_on_plateau(5, patience=0), "patience must lie in"),
+        (lambda: fo.controllers.rate_on_plateau(5, tolerance=-1.0), "tolerance must lie in"),
+        (lambda: fo.controllers.rate_on_plateau(5, times=0), "times must lie in"),
+    ],
+)
+def test_what_is_refused(call, match):
+    with pytest.raises(ValueError, match=match):
+        call()
+
+
+@pytest.mark.parametrize("signal", ["rounds", "error", "plateau"])
+def test_wrong_initial_values_are_named(signal):
+    of = "on" if signal == "plateau" else "by"
+    for wrong in (0, -3, 2.5, np.nan, np.ones(2)):
         with pytest.raises(ValueError, match="initial_steps must"):
-            make(wrong)
-
-
-def test_wrong_hyperparameters_are_named():
-    for make in (
-        fo.controllers.rate_by_rounds,
-        fo.controllers.rate_by_error,
-        fo.controllers.rate_on_plateau,
-    ):
+            getattr(fo.controllers, f"steps_{of}_{signal}")(wrong)
+    for wrong in (0.0, -1.0, np.nan, np.inf):
         with pytest.raises(ValueError, match="initial_rate must lie in"):
-            make(0.0)
-    with pytest.raises(ValueError, match="window must be a whole number"):
-        fo.controllers.steps_by_error(5, window=0)
-    with pytest.raises(ValueError, match="factor must lie in"):
-        fo.controllers.steps_on_plateau(5, factor=1.0)
-    with pytest.raises(ValueError, match="patience must lie in"):
-        fo.controllers.steps_on_plateau(5, patience=0)
-    with pytest.raises(ValueError, match="value must lie in"):
-        fo.controllers.constant(0)
+            getattr(fo.controllers, f"rate_{of}_{signal}")(wrong)
 
 
 def test_a_state_with_controllers_may_go_on_without():
     first = run(SCHEDULES["K-error"], rounds=2)
     after = fo.run_rounds(
         build(ETA0),
-        fo.Federation(MODEL, DATA, cohort=2, local_steps=2, batch_size=2),
+        THREE,
         first.state,
         1,
     )

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedjax_opt as fo
-from fedjax_opt.controllers.by_error import add_to_window, empty_window
+from fedjax_opt.controllers.schedules import add_to_window, empty_window
 from fedjax_opt.core import StaticInt
 from fedjax_opt.core.compatibility import enable_x64
 from tests.core.problems import MODEL, ragged, start_at
