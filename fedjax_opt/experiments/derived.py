@@ -162,9 +162,10 @@ def _build(constructor, parts, given, *values, **arguments):
 
 def _parameters(function, without=(), choices: Mapping[str, Choices] = _NOTHING):
     entries = re.findall(
-        r"^  (\w+): (.*?)(?=^  \S|\Z)", _section(function, "Args|Attributes"), re.M | re.S
+        r"^  (\w+(?:, \w+)*): (.*?)(?=^  \S|\Z)", _section(function, "Args|Attributes"), re.M | re.S
     )
-    meaning = {key: " ".join(entry.split()) for key, entry in entries}
+    # Several may share an entry: 'eps, initial_v: as for `fedadam`.'
+    meaning = {key: " ".join(entry.split()) for keys, entry in entries for key in keys.split(", ")}
     return {
         key: Parameter(
             default=None if p.default is p.empty else p.default,
