@@ -14,7 +14,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, **rest: Any) -> tuple[ja
 
     Args:
       logits: `[B, classes]`.
-      labels: `[B]`, integers.
+      labels: `[B]`, class numbers from 0 on. The loss of one that is no class is NaN.
       **rest: further fields of `Aux`: `state`, `features`.
 
     Returns:
@@ -27,8 +27,16 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, **rest: Any) -> tuple[ja
       >>> aux.metrics["accuracy"].tolist()
       [True]
     """
-    labels = jnp.asarray(labels).astype(jnp.int32)
+    labels = jnp.asarray(labels)
+    if labels.shape != logits.shape[:-1] or not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise ValueError(
+            f"labels must be whole numbers of shape {list(logits.shape[:-1])}, the classes, for logits"
+            f" {list(logits.shape)}, got {labels.dtype}{list(labels.shape)}."
+        )
+    labels = labels.astype(jnp.int32)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    # A negative label would be read from the end of the classes, without a word.
+    losses = jnp.where(labels >= 0, losses, jnp.nan)
     right = jnp.argmax(logits, axis=-1).astype(jnp.int32) == labels
     return jnp.mean(losses), Aux(losses=losses, metrics={"accuracy": right}, **rest)
 

@@ -370,6 +370,26 @@ def test_pytree_is_called_as_one_says():
 # Labels and sequences -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("labels", "found"),
+    [
+        (np.zeros(3), r"float64\[3\]"),
+        (np.zeros((3, 1), int), r"int64\[3, 1\]"),
+        (np.eye(3, 5, dtype=int), r"int64\[3, 5\]"),
+    ],
+)
+def test_labels_that_are_no_class_numbers_are_refused(labels, found):
+    with pytest.raises(ValueError, match=rf"labels must be whole numbers of shape \[3\].*{found}"):
+        fo.models.cross_entropy(jnp.zeros((3, 5)), labels)
+
+
+@pytest.mark.parametrize("label", [-1, 5])
+def test_a_label_that_is_no_class_has_no_loss(label):
+    loss, aux = fo.models.cross_entropy(jnp.zeros((3, 5)), np.array([0, label, 4]))
+    np.testing.assert_array_equal(np.isnan(aux.losses), [False, True, False])
+    assert np.isnan(loss)
+
+
 def test_labels_may_be_integers_of_any_width():
     """Under strict promotion too; a byte is compared with classes beyond 255 as the number it is."""
     logits = RNG.normal(size=(3, 300))
