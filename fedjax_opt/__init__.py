@@ -71,6 +71,9 @@ from fedjax_opt.execution import Strategy as Strategy
 from fedjax_opt.execution import distributed as distributed
 from fedjax_opt.execution import place as place
 from fedjax_opt.execution import use_cpu_devices as use_cpu_devices
+from fedjax_opt.experiments import Comparison as Comparison
+from fedjax_opt.experiments import compare as compare
+from fedjax_opt.experiments import sweep as sweep
 from fedjax_opt.planning import plan as plan
 from fedjax_opt.storage import ClientStore as ClientStore
 from fedjax_opt.storage import load_model as load_model

@@ -73,7 +73,7 @@ MODEL = fo.Variables({"w": jnp.linspace(0.0, 1.0, 12).reshape(3, 4)})
 
 def write_run(home):
     """A run of ten records, and its model."""
-    with rundir.RunDirectory(home, config="rounds = 10\nseeds = [0]\n", seeds=[0]) as run:
+    with rundir.RunDirectory(home, config="rounds = 10\nseeds = [0]\n") as run:
         for number in range(10):
             run.append([{"label": "fedavg", "hyperparameters": {"lr": 0.1}, "seed": 0,
                          "round": number, "loss": 1 / (number + 1)}])  # fmt: skip

@@ -22,17 +22,17 @@ from collections.abc import Sequence
 import fedjax_opt as fo
 from benchmarks.papers import catalogue, measured
 from benchmarks.papers.entry import MEASURES, Entry, Part, prepared
-from fedjax_opt.cli import dry_run, experiments, report
-from fedjax_opt.cli.files import new_directory, said
-from fedjax_opt.cli.tables import duration, print_paragraph
+from fedjax_opt.cli import dry_run, experiments
+from fedjax_opt.cli.files import new_directory
+from fedjax_opt.cli.tables import print_paragraph
 from fedjax_opt.core import Federation
-from fedjax_opt.core.tables import table_lines
+from fedjax_opt.core.tables import duration, table_lines
 from fedjax_opt.experiments import playing
-from fedjax_opt.experiments.config import to_toml
-from fedjax_opt.experiments.facts import facts
+from fedjax_opt.experiments.comparing import facts, pricer
+from fedjax_opt.experiments.comparison import read, report
+from fedjax_opt.experiments.files import said
 from fedjax_opt.experiments.pricing import Device
 from fedjax_opt.experiments.recipes import load_task
-from fedjax_opt.experiments.rundir import RunDirectory, read
 from fedjax_opt.experiments.specs import unknown
 
 _TABLE = "reproduced.md"
@@ -137,18 +137,17 @@ def _play(
     print(f"{part.name}: {data}", end="", flush=True)
     setup = playing.set_up(part.experiment, federation)
     if part.seconds_per_step is not None:
-        rate = setup.programs[0].price.flops_per_step / part.seconds_per_step
-        setup = playing.set_up(part.experiment, federation, Device(flops_per_second=rate))
-    known = facts(part.experiment, setup)
+        first = setup.trials[0]
+        rate = pricer([first], setup.device)(first).flops_per_step / part.seconds_per_step
+        setup = setup._replace(device=Device(flops_per_second=rate))
+    known = facts(setup.trials, setup.rounds)
     print(f"; {known['test examples']} test examples.")
     if options.dry_run:
         return dry_run.print_plan(setup)
-    made = part.experiment
+    command = _command(options, output.parent)
     try:
-        with RunDirectory(output, to_toml(made), made.seeds, known) as directory:
-            experiments.play(part.experiment, setup, directory)
+        playing.play(part.experiment, setup, output, command)
     except KeyboardInterrupt:
-        command = _command(options, output.parent)
         print(f"\n{experiments.KEPT} To go on: {command}", file=sys.stderr)
         raise
     return 0.0
@@ -170,8 +169,8 @@ def _report(
     command = _command(options, output)
     for group in dict.fromkeys(part.group for part in parts):
         own = [part for part in parts if part.group == group]
-        page = report.write(
-            [output / part.name for part in own],
+        page = report(
+            [read(output / part.name) for part in own],
             output / f"{group}.html",
             f"{entry.name}: {group}",
             next((row.label for row in rows if row.label == entry.baseline), None),

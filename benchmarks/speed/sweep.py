@@ -53,9 +53,9 @@ def worker(kind: str, ids: bool, first: int) -> dict:
     points = [({"learning_rate": rate}, seed) for rate in RATES for seed in SEEDS]
     start = time.perf_counter()
     if kind == "program":
-        trials = [Trial("fedavg", build, point, seed) for point, seed in points]
-        found = run_trials(federation, trials, rounds=ROUNDS, evaluate_every=ROUNDS)
-        losses = found.history["loss"][:, -1].tolist()
+        trials = [Trial("fedavg", build(point), federation, seed, point) for point, seed in points]
+        found = run_trials(trials, ROUNDS, evaluate_every=ROUNDS)
+        losses = [float(history["loss"][-1]) for history in found.history]
     else:
         chosen = points if kind == "process" else points[first : first + 1]
         federation = federation.replace(clients=fo.place(data))

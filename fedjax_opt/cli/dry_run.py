@@ -6,12 +6,14 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from fedjax_opt.cli.tables import duration, megabytes, print_table
+from fedjax_opt.cli.tables import megabytes, print_table
 from fedjax_opt.core import Controller, Federation, Objective
 from fedjax_opt.core.federation import Epochs
-from fedjax_opt.experiments.axes import federation_of
-from fedjax_opt.experiments.playing import Program, Setup
+from fedjax_opt.core.tables import duration
+from fedjax_opt.experiments.comparing import pricer
+from fedjax_opt.experiments.playing import Setup
 from fedjax_opt.experiments.pricing import minibatch
+from fedjax_opt.experiments.sweep import together
 
 # Rounds reach this share of the rate of large matrix products, give or take a factor of two.
 _EFFICIENCY = 0.4
@@ -24,21 +26,25 @@ def print_plan(setup: Setup) -> float:
       That guess, in seconds.
     """
     rate = _EFFICIENCY * _matrix_rate()
+    price = pricer(setup.trials, setup.device)
     rows, flops, step = [], 0.0, _step_memory(setup.federation)
-    for program in setup.programs:
-        clients, steps = _work(program, setup.rounds)
-        trials = len(program.trials)
-        each = clients * program.price.flops + steps * program.price.flops_per_step
-        flops += trials * each
+    for program in together(setup.trials):
+        clients = float(setup.rounds * program[0].federation.cohort.size)
+        steps = [clients * _steps(trial.federation) for trial in program]
+        prices = [price(trial) for trial in program]
+        work = sum(
+            clients * p.flops + own * p.flops_per_step for p, own in zip(prices, steps, strict=True)
+        )
+        flops += work
         rows.append(
             [
-                program.member.label,
-                str(trials),
-                megabytes(program.price.memory + step),
-                f"{trials * each / 1e9:.4g}",
-                megabytes(trials * clients * program.price.bytes_up),
-                megabytes(trials * clients * program.price.bytes_down),
-                duration(trials * each / rate),
+                program[0].label,
+                str(len(program)),
+                megabytes(max(p.memory for p in prices) + step),
+                f"{work / 1e9:.4g}",
+                megabytes(clients * sum(p.bytes_up for p in prices)),
+                megabytes(clients * sum(p.bytes_down for p in prices)),
+                duration(work / rate),
             ]
         )
     header = ["program", "runs", "MB of a run", "GFLOP", "MB up", "MB down", "about"]
@@ -46,7 +52,7 @@ def print_plan(setup: Setup) -> float:
     clients: Any = setup.federation.clients
     data = sum(x.nbytes for x in jax.tree.leaves(clients.examples))
     print(
-        f"{_count(sum(len(p.trials) for p in setup.programs), 'run')} of"
+        f"{_count(len(setup.trials), 'run')} of"
         f" {_count(setup.rounds, 'round')} as {_count(len(rows), 'program')};"
         f" {megabytes(data)} MB of examples beside them."
         f" About {duration(flops / rate)} at {rate / 1e9:.3g} GFLOP/s, which is"
@@ -57,13 +63,6 @@ def print_plan(setup: Setup) -> float:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _work(program: Program, rounds: int) -> tuple[float, float]:
-    """How many clients take part in a run, and how many steps they take, in the mean over the runs."""
-    clients = rounds * program.federation.cohort.size
-    each = [_steps(federation_of(trial, program.federation)) for trial in program.trials]
-    return float(clients), clients * float(np.mean(each))
 
 
 def _steps(federation: Federation) -> float:

@@ -6,13 +6,6 @@ import pathlib
 PLOT_FORMATS = (".png", ".pdf", ".svg")
 
 
-def said(error: Exception) -> str:
-    """The message of an error, without the system's number for it where `files.explained` wrote it."""
-    if isinstance(error, OSError) and error.strerror and error.filename is None:
-        return error.strerror
-    return str(error)
-
-
 def new_directory(name: str) -> pathlib.Path:
     """Where results go if nobody says it."""
     return pathlib.Path("runs") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"

@@ -17,7 +17,7 @@ from fedjax_opt.cli import (
     report,
     together,
 )
-from fedjax_opt.cli.files import said
+from fedjax_opt.experiments.files import said
 from fedjax_opt.experiments.specs import unknown
 
 

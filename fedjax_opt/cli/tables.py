@@ -23,14 +23,6 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     print("\n".join(table_lines(header, rows)))
 
 
-def duration(seconds: float) -> str:
-    """A time in the unit that suits it."""
-    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
-        if seconds < limit:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds / 86_400:.1f} d"
-
-
 def megabytes(count: float) -> str:
     """A number of bytes in megabytes."""
     return f"{count / 1e6:.1f}"

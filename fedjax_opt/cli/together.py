@@ -2,12 +2,8 @@
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any
 
 import fedjax_opt as fo
-from fedjax_opt.cli.files import said
-from fedjax_opt.experiments.rundir import RunDirectory
 
 _ABLE = ("run", "sweep", "compare")
 
@@ -33,40 +29,3 @@ def leave(status: int) -> None:
     if fo.distributed.is_joined():
         sys.stderr.flush()
         os._exit(status)
-
-
-def open_directory(path: Any, config: str, seeds: Sequence[int], facts: dict[str, Any]) -> Any:
-    """The run's directory in the first process; in the others what they must know of it.
-
-    A directory that is refused is refused in all processes, else the others would wait for the first.
-    """
-    directory, found = None, {"error": "", "records": []}
-    if fo.distributed.is_first():
-        try:
-            directory = RunDirectory(path, config, seeds, facts)
-            found["records"] = directory.records
-        except (ValueError, OSError) as error:
-            found["error"] = said(error)
-    found = fo.distributed.from_first(found)
-    if found["error"]:
-        raise ValueError(found["error"])
-    return directory or _Elsewhere(found["records"])
-
-
-class _Elsewhere:
-    """A directory that another process writes to."""
-
-    def __init__(self, records: list[dict[str, Any]]) -> None:
-        self.records = records
-
-    def append(self, records: Any) -> None:
-        """Nothing: the first process has the same records."""
-
-    def save_model(self, label: str, variables: Any) -> None:
-        """Nothing: the first process has the same model."""
-
-    def __enter__(self) -> "_Elsewhere":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing is to be closed."""

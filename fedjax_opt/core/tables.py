@@ -1,4 +1,4 @@
-"""Tables as lines of text."""
+"""Tables and numbers as text."""
 
 from collections.abc import Collection, Sequence
 
@@ -21,3 +21,16 @@ def table_lines(
         ).rstrip()
         for row in (header, ["-" * width for width in widths], *rows)
     ]
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that suits it."""
+    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds / 86_400:.1f} d"
+
+
+def number(value: object) -> str:
+    """A number with four digits; anything else as it is."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

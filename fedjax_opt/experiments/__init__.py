@@ -1,5 +1,10 @@
 """Experiments: algorithms by name, sweeps as one program, results on disk, and pages about them."""
 
+from fedjax_opt.experiments.comparing import Source as Source
+from fedjax_opt.experiments.comparing import compare as compare
+from fedjax_opt.experiments.comparing import sweep as sweep
+from fedjax_opt.experiments.comparison import Comparison as Comparison
+from fedjax_opt.experiments.comparison import read as read
 from fedjax_opt.experiments.config import Experiment as Experiment
 from fedjax_opt.experiments.config import Member as Member
 from fedjax_opt.experiments.config import from_options as from_options
@@ -7,8 +12,6 @@ from fedjax_opt.experiments.config import from_toml as from_toml
 from fedjax_opt.experiments.config import parse_member as parse_member
 from fedjax_opt.experiments.config import to_options as to_options
 from fedjax_opt.experiments.config import to_toml as to_toml
-from fedjax_opt.experiments.playing import play as play
-from fedjax_opt.experiments.playing import set_up as set_up
 from fedjax_opt.experiments.pricing import Device as Device
 from fedjax_opt.experiments.pricing import priced as priced
 from fedjax_opt.experiments.pricing import prices as prices
@@ -18,19 +21,17 @@ from fedjax_opt.experiments.recipes import load_task as load_task
 from fedjax_opt.experiments.report import About as About
 from fedjax_opt.experiments.report import save_plots as save_plots
 from fedjax_opt.experiments.report import write_report as write_report
-from fedjax_opt.experiments.results import Comparison as Comparison
 from fedjax_opt.experiments.results import Curves as Curves
 from fedjax_opt.experiments.results import Interval as Interval
+from fedjax_opt.experiments.results import Measured as Measured
 from fedjax_opt.experiments.results import Rule as Rule
 from fedjax_opt.experiments.results import best as best
-from fedjax_opt.experiments.results import compare as compare
 from fedjax_opt.experiments.results import curves as curves
 from fedjax_opt.experiments.results import interval as interval
+from fedjax_opt.experiments.results import measure as measure
 from fedjax_opt.experiments.results import rule as rule
 from fedjax_opt.experiments.results import score as score
-from fedjax_opt.experiments.rundir import Results as Results
 from fedjax_opt.experiments.rundir import RunDirectory as RunDirectory
-from fedjax_opt.experiments.rundir import read as read
 from fedjax_opt.experiments.rundir import read_model as read_model
 from fedjax_opt.experiments.search import Range as Range
 from fedjax_opt.experiments.search import expand as expand

@@ -1,7 +1,5 @@
 """An experiment as a file, and as the options of a command: both can say the same."""
 
-import json
-import re
 import textwrap
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -17,11 +15,11 @@ from fedjax_opt.experiments.experiment import parse_member as parse_member
 from fedjax_opt.experiments.experiment import parse_range as parse_range
 from fedjax_opt.experiments.keys import KEYS as KEYS
 from fedjax_opt.experiments.keys import read
+from fedjax_opt.experiments.rundir import toml_lines, toml_value
 from fedjax_opt.experiments.search import Range as Range
 from fedjax_opt.experiments.specs import unknown
 
 _REQUIRED = ("task", "algorithms")
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def to_toml(experiment: Experiment) -> str:
@@ -160,23 +158,7 @@ def _entry(name: str, value: Any) -> str:
         return f"# {name} ="
     held = KEYS[name].kind.write(value)
     if not isinstance(held, dict):
-        return f"{name} = {_toml(held)}"
+        return f"{name} = {toml_value(held)}"
     if not held:
         return f"# [{name}]"
-    lines = (
-        f"{key if _BARE.fullmatch(key) else _toml(key)} = {_toml(v)}" for key, v in held.items()
-    )
-    return "\n".join([f"[{name}]", *lines])
-
-
-def _toml(held: Any) -> str:
-    if isinstance(held, bool):
-        return "true" if held else "false"
-    if isinstance(held, str):
-        # TOML has JSON's escapes; of the characters that it wants escaped JSON leaves one as it is.
-        return json.dumps(held, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if not isinstance(held, list):
-        return repr(held)
-    if any(isinstance(one, str) for one in held):
-        return "".join(["[\n", *(f"    {_toml(one)},\n" for one in held), "]"])
-    return f"[{', '.join(map(_toml, held))}]"
+    return "\n".join([f"[{name}]", *toml_lines(held)])

@@ -131,3 +131,10 @@ def explained(path: pathlib.Path) -> Iterator[None]:
                 " run once more to continue it."
             )
         raise OSError(error.errno, f"{path} cannot be written: {advice}") from error
+
+
+def said(error: Exception) -> str:
+    """The message of an error, without the system's number for it where `explained` wrote it."""
+    if isinstance(error, OSError) and error.strerror and error.filename is None:
+        return error.strerror
+    return str(error)

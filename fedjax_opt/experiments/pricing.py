@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt.core import Algorithm, Federation, checks
-from fedjax_opt.costs import client_flops, megabits, of
+from fedjax_opt.costs import Flops, client_flops, megabits, of
 
 #: Columns that `priced` adds to a record.
 COLUMNS = ("bytes_up", "bytes_down", "flops", "simulated_seconds")
@@ -59,13 +59,26 @@ class Prices(NamedTuple):
     memory: float = 0.0
 
 
-def prices(algorithm: Algorithm, federation: Federation, device: Device | None = None) -> Prices:
+def operations_of(algorithm: Algorithm, federation: Federation) -> Flops:
+    """What a client of the mean size computes in a round."""
+    clients: Any = federation.clients
+    samples = max(round(float(np.mean(clients.sizes))), 1)
+    return client_flops(algorithm, federation.model, minibatch(federation), samples)
+
+
+def prices(
+    algorithm: Algorithm,
+    federation: Federation,
+    device: Device | None = None,
+    operations: Flops | None = None,
+) -> Prices:
     """What a client costs in a round of an algorithm on a federation.
 
     Args:
       algorithm: the algorithm.
       federation: its model, the size of a minibatch, and how many examples a client has.
       device: the clients' link and speed.
+      operations: of a client, if they are known; else they are counted.
 
     Returns:
       The `Prices`. A full-batch probe is that of a client of the mean size.
@@ -81,9 +94,7 @@ def prices(algorithm: Algorithm, federation: Federation, device: Device | None =
     for name, value in device._asdict().items():
         checks.number(name, value, low=0.0, open_low=True, open_high=True)
     model, batch = federation.model, minibatch(federation)
-    clients: Any = federation.clients
-    samples = max(round(float(np.mean(clients.sizes))), 1)
-    operations = client_flops(algorithm, model, batch, samples)
+    operations = operations or operations_of(algorithm, federation)
     variables = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), batch)
     traffic = of(algorithm, variables)
     besides = float(operations.probe + operations.start + operations.finish)

@@ -74,6 +74,7 @@ class Rule(NamedTuple):
       criterion: one of `CRITERIA`.
       target: a value of the metric to reach; None for the baseline's best.
       smoothing: the decay of the moving average of each seed's curve; 0 leaves it as measured.
+      chosen_by: the column by which the best points are chosen; empty for the metric itself.
     """
 
     metric: str
@@ -81,6 +82,12 @@ class Rule(NamedTuple):
     criterion: str = "best"
     target: float | None = None
     smoothing: float = 0.0
+    chosen_by: str = ""
+
+    @property
+    def choosing(self) -> "Rule":
+        """The rule by which the best points are chosen."""
+        return self._replace(metric=self.chosen_by or self.metric)
 
     @property
     def percent(self) -> bool:
@@ -167,7 +174,10 @@ def rule(
     name, maximise = read_metric(metric or ("accuracy" if "accuracy" in known else "loss"))
     if known and name not in known:
         raise ValueError(f"metric must be one of {', '.join(known)}, got {name!r}.")
-    return Rule(name, maximise, criterion, target, smoothing)
+    validated = f"validation_{name}"
+    return Rule(
+        name, maximise, criterion, target, smoothing, validated if validated in known else ""
+    )
 
 
 def read_metric(text: str) -> tuple[str, bool]:
@@ -238,7 +248,7 @@ def best(found: Sequence[Curves], by: Rule) -> list[Curves]:
       >>> best(found, rule(found))[0].hyperparameters
       {'mu': 0.1}
     """
-    chosen = []
+    chosen, by = [], by.choosing
     for label in dict.fromkeys(one.label for one in found):
         own = [one for one in found if one.label == label]
         sizes = [one.values(by.metric).size for one in own]
@@ -345,7 +355,7 @@ class Row(NamedTuple):
         return interval(self.at_best).half_width if len(self.at_best) > 2 else np.nan
 
 
-class Comparison(NamedTuple):
+class Measured(NamedTuple):
     """Algorithms against a baseline.
 
     Attributes:
@@ -363,7 +373,7 @@ class Comparison(NamedTuple):
     by: Rule
 
 
-def compare(found: Sequence[Curves], by: Rule, baseline: str | None = None) -> Comparison:
+def measure(found: Sequence[Curves], by: Rule, baseline: str | None = None) -> Measured:
     """Each algorithm's best value, what it took to get there, and what to match the baseline.
 
     Args:
@@ -372,12 +382,12 @@ def compare(found: Sequence[Curves], by: Rule, baseline: str | None = None) -> C
       baseline: a label; None for the one called FedAvg, else the first.
 
     Example:
-      >>> from fedjax_opt.experiments.results import compare, curves, rule
+      >>> from fedjax_opt.experiments.results import curves, measure, rule
       >>> found = curves([
       ...     {"label": label, "hyperparameters": {}, "seed": 0, "round": 10 * i, "accuracy": i * rate}
       ...     for label, rate in (("FedAvg", 0.1), ("FedACG", 0.2)) for i in (1, 2, 3)
       ... ])
-      >>> row = compare(found, rule(found)).rows[1]
+      >>> row = measure(found, rule(found)).rows[1]
       >>> round(row.best, 3), row.to_match["rounds"]
       (0.6, 20.0)
     """
@@ -407,7 +417,7 @@ def compare(found: Sequence[Curves], by: Rule, baseline: str | None = None) -> C
             lead = interval(np.subtract(row.at_best, reference.at_best))
             lead = lead if len(row.at_best) > 2 else lead._replace(half_width=np.nan)
         done.append(row._replace(to_match=match, factors=factors, lead=lead))
-    return Comparison(baseline, target, goal, done, by)
+    return Measured(baseline, target, goal, done, by)
 
 
 def _measured(curve: Curves, by: Rule) -> Row:

@@ -1,10 +1,10 @@
 """Results on disk: one directory for a run, right at any moment at which the run may be killed.
 
 config.toml       what was run
-about.json        status, seconds, seeds, versions, machine, facts of the task
+about.json        status, seconds, seeds, versions, machine, facts of the federation
 history.jsonl     one line for each trial and evaluated round
 models/LABEL.npz  final models, arrays by the paths of their leaves
-unfinished/       while it lasts: the runs that are being played, to go on with them
+states/           of each run, to go on from there: after a kill, or for more rounds
 """
 
 import contextlib
@@ -14,10 +14,11 @@ import math
 import os
 import pathlib
 import platform
+import re
 import time
 import tomllib
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -26,13 +27,17 @@ import jax
 import numpy as np
 
 from fedjax_opt.core import Variables, checks
-from fedjax_opt.experiments import files, model_files, unfinished
-from fedjax_opt.experiments.model_files import read_model as read_model
+from fedjax_opt.execution import distributed
+from fedjax_opt.experiments import arrays, files
+from fedjax_opt.experiments.arrays import read_model as read_model
 from fedjax_opt.version import __version__
 
 _CONFIG, _ABOUT, _HISTORY = "config.toml", "about.json", "history.jsonl"
-_UNFINISHED = "unfinished"
+_STATES = "states"
 _FORMAT, _VERSION = "fedjax_opt run", 1
+# Keys that say how curves are judged, and change none.
+_OF_THE_VERDICT = ("metric", "criterion", "target", "smoothing", "baseline")
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
 # What every record has.
 _KINDS = {"label": str, "hyperparameters": dict, "seed": int, "round": int}
 
@@ -74,7 +79,7 @@ def read(path: str | os.PathLike[str]) -> Results:
       >>> from fedjax_opt.experiments.rundir import RunDirectory, read
       >>> home = pathlib.Path(tempfile.mkdtemp()) / "run"
       >>> record = {"label": "fedavg", "hyperparameters": {}, "seed": 0, "round": 10, "loss": 0.5}
-      >>> with RunDirectory(home, config="rounds = 10", seeds=[0]) as run:
+      >>> with RunDirectory(home, config="rounds = 10") as run:
       ...     run.append([record])
       >>> found = read(home)
       >>> found.about["status"], found.records[0]["loss"]
@@ -92,7 +97,8 @@ def read(path: str | os.PathLike[str]) -> Results:
             f" {about.get('format')!r} of version {about.get('version')!r}."
         )
     config = files.read_bytes(folder / _CONFIG)
-    if zlib.crc32(config) != about["config_crc32"]:
+    # A run that is extended has another one, which a kill may have left unwritten.
+    if zlib.crc32(config) not in (about["config_crc32"], about.get("next_config_crc32")):
         raise ValueError(f"{folder / _CONFIG} is damaged: it is not what the run was begun with.")
     lines, torn = files.read_lines(folder / _HISTORY)
     if about["status"] != "running" and (torn or len(lines) != about["records"]):
@@ -104,7 +110,7 @@ def read(path: str | os.PathLike[str]) -> Results:
     for number, line in enumerate(lines, 1):
         record = _read_record(line, f"Line {number} of {folder / _HISTORY}")
         records[json.dumps([record[name] for name in _KINDS], sort_keys=True)] = record
-    labels = model_files.labels(folder)
+    labels = arrays.labels(folder)
     return Results(config.decode(), about, list(records.values()), labels)
 
 
@@ -115,25 +121,25 @@ class RunDirectory:
     stays 'running', with all that was written.
 
     Args:
-      path: where; made if missing. It must be empty, or hold a run of the same configuration, made with
-        the same versions, which is then continued.
+      path: where; made if missing. It must be empty, or hold the same run, made with the same versions,
+        which is then continued; or one that this one extends by seeds, algorithms, points or rounds.
       config: what is run, as the text of a TOML file.
-      seeds: the seeds of the run.
-      facts: what else a page should say of it, by name, such as the cohort that the task settled.
+      about: what else `about.json` says.
+      trials: what each trial is computed from, by its identity. One of others is not continued.
 
     Attributes:
       path: the directory.
       records: the records that it held when it was opened.
-      unfinished: where the runs that are being played are kept; see `Unfinished`.
+      states: where the states of trials are kept; see `States`.
 
     Example:
       >>> import pathlib, tempfile
       >>> from fedjax_opt.experiments.rundir import RunDirectory
       >>> home = pathlib.Path(tempfile.mkdtemp()) / "run"
       >>> record = {"label": "fedavg", "hyperparameters": {}, "seed": 0, "round": 10, "loss": 0.5}
-      >>> with RunDirectory(home, config="rounds = 10", seeds=[0]) as run:
+      >>> with RunDirectory(home, config="rounds = 10") as run:
       ...     run.append([record])
-      >>> with RunDirectory(home, config="rounds = 10", seeds=[0]) as run:
+      >>> with RunDirectory(home, config="rounds = 10") as run:
       ...     len(run.records)
       1
     """
@@ -142,30 +148,42 @@ class RunDirectory:
         self,
         path: str | os.PathLike[str],
         config: str,
-        seeds: Sequence[int] = (),
-        facts: Mapping[str, Any] = MappingProxyType({}),
+        about: Mapping[str, Any] = MappingProxyType({}),
+        trials: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.path = pathlib.Path(path)
         self.records: list[dict[str, Any]] = []
-        self.unfinished = self.path / _UNFINISHED
+        self.states = self.path / _STATES
         self._opened = time.perf_counter()
         with files.explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         if (self.path / _ABOUT).exists():
             found = read(self.path)
-            _check_same(self.path, found, config)
+            _check_same(self.path, found, config, trials)
             self.records, self._about = found.records, found.about
-            config = found.config  # whose comments may differ
+            known = self._about.get("trials", {})
+            self._about |= {**about, "trials": {**known, **trials}}
+            if tomllib.loads(found.config) == tomllib.loads(config):
+                config = found.config  # whose comments may differ
         else:
             _check_free(self.path, config)
-            self._about = {**_describe(config, seeds), "facts": dict(facts)}
+            self._about = {**describe(), **about, "trials": dict(trials), "seconds": 0.0}
+            self._about["config_crc32"] = zlib.crc32(config.encode())
         self._lines = files.Lines(self.path / _HISTORY)
         try:
-            files.write_whole(self.path / _CONFIG, config.encode())
-            self._note("running")  # the last to be written: from now on the directory holds a run
+            self._begin(config)
         except BaseException:
             self._lines.close()
             raise
+
+    def _begin(self, config: str) -> None:
+        """Writes what is run, in an order in which the directory always holds a run."""
+        crc = zlib.crc32(config.encode())
+        if (self.path / _ABOUT).exists() and crc != self._about["config_crc32"]:
+            self._note("running", next_config_crc32=crc)
+        files.write_whole(self.path / _CONFIG, config.encode())
+        self._about["config_crc32"] = crc
+        self._note("running")  # the last to be written: from now on the directory holds a run
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Adds records; they are on the disk when it returns.
@@ -183,7 +201,7 @@ class RunDirectory:
           label: whose it is; an earlier one of this label is replaced.
           variables: the model.
         """
-        model_files.write_model(self.path, label, variables)
+        arrays.write_model(self.path, label, variables)
 
     def close(self, status: str = "finished") -> None:
         """Notes how the run ended, and lets go of the directory.
@@ -193,14 +211,13 @@ class RunDirectory:
         """
         checks.choice("status", status, ("finished", "interrupted", "failed"))
         with contextlib.closing(self._lines):
-            if status == "finished":
-                unfinished.clear(self.unfinished)
             self._note(status)
 
-    def _note(self, status: str) -> None:
+    def _note(self, status: str, **more: Any) -> None:
         seconds = self._about["seconds"] + time.perf_counter() - self._opened
         written = len(files.read_lines(self.path / _HISTORY)[0])
         about = self._about | {"status": status, "seconds": seconds, "records": written}
+        about = {k: v for k, v in about.items() if k != "next_config_crc32"} | more
         files.write_whole(self.path / _ABOUT, f"{files.sealed(about, indent=1)}\n".encode())
 
     def __enter__(self) -> "RunDirectory":
@@ -211,15 +228,86 @@ class RunDirectory:
         self.close("interrupted" if kind and issubclass(kind, KeyboardInterrupt) else ended)
 
 
-def _check_same(path: pathlib.Path, found: Results, config: str) -> None:
+class _Elsewhere:
+    """A directory that another process writes to."""
+
+    def __init__(self, path: Any, records: list[dict[str, Any]]) -> None:
+        self.path, self.records, self.states = path, records, pathlib.Path(path) / _STATES
+
+    def append(self, records: Any) -> None:
+        """Nothing: the first process has the same records."""
+
+    def save_model(self, label: str, variables: Any) -> None:
+        """Nothing: the first process has the same model."""
+
+    def __enter__(self) -> "_Elsewhere":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is to be closed."""
+
+
+def opened(
+    path: str | os.PathLike[str], config: str, about: Mapping[str, Any], trials: Mapping[str, str]
+) -> RunDirectory | _Elsewhere:
+    """The run's directory in the first process; in the others what they must know of it.
+
+    A directory that is refused is refused in all processes, else the others would wait for the first.
+    """
+    directory, found = None, {"error": "", "records": []}
+    if distributed.is_first():
+        try:
+            directory = RunDirectory(path, config, about, trials)
+            found["records"] = directory.records
+        except (ValueError, OSError) as error:
+            if not distributed.is_joined():
+                raise
+            found["error"] = files.said(error)
+    found = distributed.from_first(found)
+    if found["error"]:
+        raise ValueError(found["error"])
+    return directory or _Elsewhere(path, found["records"])
+
+
+def _extends(key: str, old: Any, new: Any) -> bool:
+    """Whether a value of the configuration holds all that another one held."""
+    if key in _OF_THE_VERDICT:
+        return True
+    if key in ("rounds", "samples"):
+        return old is None or (new is not None and new >= old)
+    if key in ("seeds", "algorithms") and isinstance(new, list):
+        return all(one in new for one in old or ())
+    if key == "algorithms":
+        return all(new.get(label) == text for label, text in (old or {}).items())
+    if key == "grid":
+        new = new or {}
+        return all(
+            name in new and _within(values, new[name]) for name, values in (old or {}).items()
+        )
+    return old == new
+
+
+def _within(old: Any, new: Any) -> bool:
+    if isinstance(old, list) and isinstance(new, list):
+        return all(value in new for value in old)
+    return old == new
+
+
+def _check_same(path: pathlib.Path, found: Results, config: str, trials: Mapping[str, str]) -> None:
     """Refuses to continue another run, or this one with other versions."""
     there, here = tomllib.loads(found.config), tomllib.loads(config)
     for key in there | here:
-        if there.get(key) != here.get(key):
+        if not _extends(key, there.get(key), here.get(key)):
             old, new = (repr(held[key]) if key in held else "left out" for held in (there, here))
             raise ValueError(
                 f"{path} holds another run: {key} is {old} there and {new} here. Choose another"
                 " directory, or delete that one."
+            )
+    for trial, text in found.about.get("trials", {}).items():
+        if trials and trials.get(trial, text) != text:
+            raise ValueError(
+                f"{path} holds another run: {trial} has other data, numbers or functions there."
+                " Choose another directory, or delete that one."
             )
     then, now = found.about["versions"], _versions()
     changed = [
@@ -249,13 +337,12 @@ def _check_free(path: pathlib.Path, config: str) -> None:
         )
 
 
-def _describe(config: str, seeds: Sequence[int]) -> dict[str, Any]:
+def describe() -> dict[str, Any]:
+    """When, with what and where a run is made."""
     return {
         "format": _FORMAT,
         "version": _VERSION,
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "seconds": 0.0,
-        "seeds": [int(seed) for seed in seeds],
         "versions": _versions(),
         "machine": {
             "system": platform.platform(),
@@ -264,7 +351,6 @@ def _describe(config: str, seeds: Sequence[int]) -> dict[str, Any]:
             "devices": jax.local_device_count(),
             "device": jax.local_devices()[0].device_kind,
         },
-        "config_crc32": zlib.crc32(config.encode()),
     }
 
 
@@ -289,3 +375,39 @@ def _read_record(line: bytes, where: str) -> dict[str, Any]:
         if not isinstance(record.get(name), kind):
             raise ValueError(f"{where} must have a {name} of type {kind.__name__}, got {record}.")
     return {name: math.nan if value is None else value for name, value in record.items()}
+
+
+def to_toml(held: Mapping[str, Any]) -> str:
+    """Values by key as TOML: tables after all else, and what is None or an empty table left out."""
+    tables = {key: value for key, value in held.items() if isinstance(value, Mapping)}
+    lines = [
+        f"{key} = {toml_value(value)}"
+        for key, value in held.items()
+        if value is not None and key not in tables
+    ]
+    for key, table in tables.items():
+        if table:
+            lines += ["", f"[{key}]", *toml_lines(table)]
+    return "\n".join([*lines, ""])
+
+
+def toml_lines(table: Mapping[str, Any]) -> list[str]:
+    """The lines of a table."""
+    return [
+        f"{key if _BARE.fullmatch(key) else toml_value(key)} = {toml_value(value)}"
+        for key, value in table.items()
+    ]
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML has it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # TOML has JSON's escapes; of the characters that it wants escaped JSON leaves one as it is.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if not isinstance(value, (list, tuple)):
+        return repr(value.item() if isinstance(value, np.generic) else value)
+    if any(isinstance(one, str) for one in value):
+        return "".join(["[\n", *(f"    {toml_value(one)},\n" for one in value), "]"])
+    return f"[{', '.join(map(toml_value, value))}]"

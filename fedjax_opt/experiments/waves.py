@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_opt.core import first_state
 from fedjax_opt.core.controller import first_algorithm, started
-from fedjax_opt.core.federation import Epochs, initial_variables
+from fedjax_opt.core.federation import Federation, initial_variables
 from fedjax_opt.core.struct import changed
 from fedjax_opt.engine import evaluate, personal_variables
 from fedjax_opt.engine.evaluate import mean_over_rows
@@ -145,44 +145,46 @@ def _plan(strategy: Strategy, clients: Strategy, num_trials: int, most: int | No
 
 
 class Axis(NamedTuple):
-    """What differs between trials: arrays with the trials on their leading axis.
+    """What differs between the trials of a program, with the trials on the leading axis.
 
     Attributes:
       key: the words of each seed's key.
-      varying: the hyperparameters that differ, by name.
-      steps: the local steps or epochs, where they are hyperparameters; else `()`.
+      varying: the numbers that differ, by their places among the leaves of `nouns`.
     """
 
     key: Any
-    varying: dict[str, Any]
-    steps: Any
+    varying: dict[int, Any]
 
 
 class Setup(NamedTuple):
-    """What is compiled in; see `Trial` for `build`.
+    """What is compiled in.
 
     Attributes:
-      build: hyperparameters -> algorithm.
-      constants: the hyperparameters that do not differ, as pairs.
       clients: how each trial executes its clients.
       trials: how the axis of trials is executed.
       length: the most rounds of a chunk.
     """
 
-    build: Callable[[dict[str, Any]], Any]
-    constants: tuple[tuple[str, Any], ...]
     clients: Strategy
     trials: Strategy
     length: int
 
 
 class Shared(NamedTuple):
-    """What all trials see: a run, but for the algorithm, the first model, and the test sets."""
+    """What all trials see: the run of the first of them, the first model, and the test sets."""
 
     prepared: Prepared
     initial: Any
     test: Any
     client_test: Any
+    validation: Any
+
+
+def nouns(algorithm: Any, federation: Federation) -> Any:
+    """All that may differ between trials in numbers alone: the algorithm, and fields of a federation."""
+    return algorithm, {
+        name: getattr(federation, name) for name in ("cohort", "local_steps", "guard")
+    }
 
 
 @partial(jax.jit, static_argnames="setup")
@@ -206,8 +208,8 @@ def play(shared: Shared, wave: Axis, states: Any, count: Any, setup: Setup) -> t
     """The next `count` rounds of a wave of trials.
 
     Returns:
-      The states, the rounds' `Info` with room for `setup.length` rounds, and the metrics on the test set
-      after them; all with the trials on the leading axis.
+      The states, the rounds' `Info` with room for `setup.length` rounds, and the metrics on the test
+      sets after them; all with the trials on the leading axis.
     """
 
     def one(shared_and_count, trial_and_state):
@@ -229,11 +231,15 @@ def play(shared: Shared, wave: Axis, states: Any, count: Any, setup: Setup) -> t
         found = {}
         if shared.test is not None:
             found = evaluate(model, state.variables, shared.test)
+        watched = {}
+        if shared.validation is not None:
+            watched = evaluate(model, state.variables, shared.validation)
         if shared.client_test is not None:
             own = personal_variables(first_algorithm(prepared.algorithm), state)
             batch_size = prepared.federation.batch_size
             users = _of_users(model, own, shared.client_test, batch_size)
             found = {f"global_{name}": value for name, value in found.items()} | users
+        found |= {f"validation_{name}": value for name, value in watched.items()}
         return (), (state, infos, found)
 
     return strategies.map_reduce(setup.trials, one, (shared, count), (wave, states))[1]
@@ -241,16 +247,13 @@ def play(shared: Shared, wave: Axis, states: Any, count: Any, setup: Setup) -> t
 
 def _prepared(setup: Setup, shared: Shared, trial: Axis) -> Prepared:
     """What the program of one trial's rounds is called with."""
-    algorithm = setup.build(dict(setup.constants) | trial.varying)
-    federation = shared.prepared.federation
-    if not isinstance(trial.steps, tuple):
-        steps = trial.steps
-        if isinstance(federation.local_steps, Epochs):
-            steps = Epochs(steps)
-        federation = changed(federation, local_steps=steps)
-    return shared.prepared.replace(
-        algorithm=algorithm, federation=federation, strategy=setup.clients
-    )
+    prepared = shared.prepared
+    leaves, structure = jax.tree.flatten(nouns(prepared.algorithm, prepared.federation))
+    for place, value in trial.varying.items():
+        leaves[place] = value
+    algorithm, fields = jax.tree.unflatten(structure, leaves)
+    federation = changed(prepared.federation, **fields)
+    return prepared.replace(algorithm=algorithm, federation=federation, strategy=setup.clients)
 
 
 def _of_users(model: Any, own: Callable[[Any], Any], test: Any, batch_size: int) -> Any:
@@ -290,6 +293,9 @@ def needed_bytes(shared: Shared, wave: Axis, setup: Setup) -> int:
 
 
 def _shapes(tree: Any, sharding: Any) -> Any:
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x), sharding=sharding), tree
-    )
+    def shape(x):
+        weak = bool(getattr(x, "weak_type", isinstance(x, int | float)))
+        dtype = jnp.result_type(x)
+        return jax.ShapeDtypeStruct(jnp.shape(x), dtype, sharding=sharding, weak_type=weak)
+
+    return jax.tree.map(shape, tree)

@@ -1,7 +1,6 @@
 """`fedjax-opt run`, `sweep`, `compare`, `report` and `list` as a person uses them, in this process."""
 
 import contextlib
-import functools
 import json
 import shlex
 import signal
@@ -13,8 +12,8 @@ import pytest
 import fedjax_opt as fo
 from fedjax_opt.cli import main
 from fedjax_opt.cli.experiment_options import command_line
-from fedjax_opt.cli.interrupts import remembered
-from fedjax_opt.experiments import curves, from_toml, playing, read, waves
+from fedjax_opt.experiments import comparing, curves, from_toml, read, waves
+from fedjax_opt.experiments.interrupts import remembered
 from fedjax_opt.experiments.rundir import RunDirectory
 from tests.core import problems
 
@@ -156,30 +155,6 @@ def test_controllers_change_steps_and_rates(command, folder, controller, name):
         assert found.columns["client_steps"][0].tolist() == [8, 16]
 
 
-@pytest.mark.slow
-def test_an_interrupted_run_is_kept_and_continued(command, folder, monkeypatch):
-    """Ctrl-C after the first program; the same command plays only what is missing."""
-    text = f"compare {TASK} fedavg 'far: fedavg(learning_rate=0.05)' {SMALL} --output broken"
-    original, played = playing.run_trials, []
-
-    def interrupted(federation, trials, **rest):
-        played.append([trial.label for trial in trials])
-        if len(played) == 2:
-            raise KeyboardInterrupt
-        return original(federation, trials, **rest)
-
-    monkeypatch.setattr(playing, "run_trials", interrupted)
-    with pytest.raises(SystemExit) as ending, monkeypatch.context() as patch:
-        patch.setattr("os._exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
-        main(shlex.split(text))
-    assert ending.value.code == 130
-    assert read(folder / "broken").about["status"] == "interrupted"
-    status, _, errors = command(text)
-    assert status == 0, errors
-    assert played == [["fedavg"], ["far"], ["far"]]
-    assert read(folder / "broken").about["status"] == "finished"
-
-
 @pytest.fixture
 def usual_ctrl_c():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -191,8 +166,12 @@ def test_an_interrupted_sweep_goes_on_in_the_middle_of_a_run(command, folder, mo
     """SIGTERM comes while rounds are played: these are kept, and none is played twice."""
     text = f"sweep {TASK} fedavg {SMALL} --grid learning_rate=0.1,0.3 --seeds 0,1 --output "
     # Two waves, so that one is finished, and in the other one half of the rounds are done.
-    by_two = functools.partial(playing.run_trials, strategy=fo.Strategy("chunked", 2))
-    monkeypatch.setattr(playing, "run_trials", by_two)
+    by_two = comparing.run_trials
+    monkeypatch.setattr(
+        comparing,
+        "run_trials",
+        lambda *given, strategy, **rest: by_two(*given, strategy=fo.Strategy("chunked", 2), **rest),
+    )
     assert command(text + "whole")[0] == 0
     original, played = waves.play, []
 
@@ -209,14 +188,12 @@ def test_an_interrupted_sweep_goes_on_in_the_middle_of_a_run(command, folder, mo
     assert ending.value.code == 143 and len(played) == 3
     cut = folder / "cut"
     assert read(cut).about["status"] == "interrupted"
-    assert fo.Checkpoints(cut / "unfinished").rounds == [1]
     monkeypatch.setattr(waves, "play", play)
     ended, _, errors = command(text + "cut")
-    assert ended == 0 and "is not used" not in errors
-    assert len(played) == 5, "of which one only tells its shapes"
+    assert ended == 0 and "begins anew" not in errors
+    assert len(played) == 4
     found, whole = read(cut), read(folder / "whole")
-    assert found.about["status"] == "finished" and not (cut / "unfinished").exists()
-    assert found.records == whole.records
+    assert found.about["status"] == "finished" and found.records == whole.records
     assert found.labels == whole.labels and len(found.labels) == 2
     for path in (cut / "models").iterdir():
         with np.load(path) as model, np.load(folder / "whole" / "models" / path.name) as other:

@@ -39,9 +39,8 @@ def test_what_an_experiment_says_takes_the_task_s_place():
 
 def test_a_controller_starts_from_the_steps_of_the_task():
     given = changed(controller="K-rounds")
-    (program,) = given.programs
-    controller = program.federation.local_steps
-    assert int(given.federation.local_steps) == 20 == int(controller.value(controller.init(), 0))
+    controller = given.trials[0].federation.local_steps
+    assert int(controller.value(controller.init(), 0)) == 20
     with pytest.raises(ValueError, match="needs local_steps to start from, but the task has"):
         set_up(
             from_options(

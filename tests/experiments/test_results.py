@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from fedjax_opt.experiments import Curves, best, compare, interval, rule, score
+from fedjax_opt.experiments import Curves, best, interval, measure, rule, score
 from fedjax_opt.experiments import curves as read_curves
 from fedjax_opt.experiments.results import CRITERIA, read_metric
 from tests.experiments.report.samples import ROUNDS, curves, rising
@@ -149,7 +149,7 @@ def test_intervals_are_student_s(n):
 
 def compared(*found, **options):
     baseline = options.pop("baseline", None)
-    return compare(found, rule(found, **options), baseline)
+    return measure(found, rule(found, **options), baseline)
 
 
 def test_the_best_mean_with_student_s_interval():

@@ -42,7 +42,7 @@ RECORDS = [
 @pytest.fixture
 def finished(tmp_path):
     """A directory of a run that has finished."""
-    with RunDirectory(tmp_path / "run", CONFIG, seeds=(0, 1)) as run:
+    with RunDirectory(tmp_path / "run", CONFIG, {"seeds": [0, 1]}) as run:
         run.append(RECORDS[:2])
         run.append(RECORDS[2:])
         run.save_model(LABEL, VARIABLES)
@@ -99,13 +99,13 @@ def test_numbers_that_are_none_come_back(tmp_path):
 
 
 def test_a_run_is_continued(tmp_path):
-    with pytest.raises(KeyboardInterrupt), RunDirectory(tmp_path, CONFIG, [0, 1]) as run:
+    with pytest.raises(KeyboardInterrupt), RunDirectory(tmp_path, CONFIG) as run:
         run.append(RECORDS[:3])
         raise KeyboardInterrupt
     first = read(tmp_path)
     assert first.about["status"] == "interrupted" and first.records == RECORDS[:3]
     again = record(1, 10, loss=0.25)
-    with RunDirectory(tmp_path, CONFIG, [0, 1]) as run:
+    with RunDirectory(tmp_path, CONFIG) as run:
         assert run.records == RECORDS[:3]
         run.append([again, RECORDS[3]])
     found = read(tmp_path)
@@ -126,7 +126,7 @@ def test_a_run_that_fails_says_so(tmp_path):
 KILLED = """
 import os, signal, sys
 from fedjax_opt.experiments.rundir import RunDirectory
-run = RunDirectory(sys.argv[1], sys.argv[2], [0])
+run = RunDirectory(sys.argv[1], sys.argv[2])
 record = {"label": "a", "hyperparameters": {}, "seed": 0, "loss": 0.5}
 run.append([record | {"round": 1}, record | {"round": 2}])
 os.write(run._lines._file, b'{"label": "a", "hyper')
@@ -155,11 +155,57 @@ def test_a_kill_before_the_beginning_leaves_nothing_in_the_way(tmp_path, left):
 
 def test_another_run_is_refused(finished):
     before = sorted((path, path.stat().st_mtime_ns) for path in finished.rglob("*"))
-    with pytest.raises(ValueError, match="another run: rounds is 20 there and 30 here"):
-        RunDirectory(finished, CONFIG.replace("20", "30"))
+    with pytest.raises(ValueError, match="another run: rounds is 20 there and 10 here"):
+        RunDirectory(finished, CONFIG.replace("20", "10"))
     with pytest.raises(ValueError, match=r"more is left out there and 1 here. Choose another"):
         RunDirectory(finished, CONFIG + "more = 1\n")
     assert sorted((path, path.stat().st_mtime_ns) for path in finished.rglob("*")) == before
+
+
+WIDE = 'rounds = 20\nseeds = [0, 1]\nmetric = "loss"\n[grid]\nmu = [1, 2]\n[algorithms]\na = "x"\n'
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("20", "30"), ("[0, 1]", "[2, 0, 1]"), ('"loss"', '"accuracy"'), ("[1, 2]", "[1, 2, 3]"),
+        ('a = "x"', 'b = "y"\na = "x"'),
+    ],
+)  # fmt: skip
+def test_a_run_is_extended_and_not_shrunk(tmp_path, old, new, monkeypatch):
+    """A kill between the two files that change leaves a run as well."""
+    wider = WIDE.replace(old, new)
+    RunDirectory(tmp_path / "run", WIDE).close()
+    about = (tmp_path / "run" / "about.json").read_bytes()
+    RunDirectory(tmp_path / "run", wider).close()
+    assert read(tmp_path / "run").config == wider
+    if "loss" not in old:
+        with pytest.raises(ValueError, match="holds another run"):
+            RunDirectory(tmp_path / "run", WIDE)
+    (tmp_path / "run" / "about.json").write_bytes(about)
+    with pytest.raises(ValueError, match=r"config.toml is damaged"):
+        read(tmp_path / "run")
+    (tmp_path / "run" / "config.toml").write_text(WIDE)
+    original = files.write_whole
+
+    def killed(path, content):
+        if path.name == "config.toml":
+            raise KeyboardInterrupt
+        original(path, content)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(files, "write_whole", killed)
+        RunDirectory(tmp_path / "run", wider)
+    assert read(tmp_path / "run").config == WIDE
+    (tmp_path / "run" / "config.toml").write_text(wider)
+    assert read(tmp_path / "run").config == wider
+
+
+def test_a_trial_of_other_numbers_is_refused(tmp_path):
+    RunDirectory(tmp_path, CONFIG, trials={"a": "1", "b": "2"}).close()
+    RunDirectory(tmp_path, CONFIG, trials={"c": "3", "b": "2"}).close()
+    with pytest.raises(ValueError, match="another run: a has other data, numbers or functions"):
+        RunDirectory(tmp_path, CONFIG, trials={"a": "9"})
 
 
 def test_a_run_is_the_same_with_other_comments(finished):

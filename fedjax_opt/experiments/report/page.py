@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_opt.experiments.report import plots
 from fedjax_opt.experiments.report.units import in_unit, unit_of
-from fedjax_opt.experiments.results import Comparison, Curves, Row, Rule, compare, rule
+from fedjax_opt.experiments.results import Curves, Measured, Row, Rule, measure, rule
 
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 _HEADINGS = {
@@ -154,7 +154,7 @@ def make_page(about: About, curves: Sequence[Curves], by: Rule) -> str:
     except ImportError as error:
         raise ImportError("A page needs jinja2: pip install 'fedjax_opt[report]'.") from error
 
-    comparison = compare(curves, by, about.baseline)
+    comparison = measure(curves, by, about.baseline)
     first, others = plots.panels(comparison)
     script = _packaged("script.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -190,7 +190,7 @@ def _packaged(name: str) -> str:
     return files("fedjax_opt.experiments.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _picture(comparison: Comparison, panel: plots.Panel) -> dict[str, str]:
+def _picture(comparison: Measured, panel: plots.Panel) -> dict[str, str]:
     title = f"{panel.title[:1].upper()}{panel.title[1:]} against {plots.AXES[panel.axis][1]}"
     return {"axis": panel.axis, "title": title, "svg": plots.svg(comparison, panel)}
 
@@ -219,7 +219,7 @@ def clearly_best(rows: Sequence[Row], by: Rule) -> int | None:
     return able[0] if apart else None
 
 
-def _cards(comparison: Comparison) -> list[dict[str, str]]:
+def _cards(comparison: Measured) -> list[dict[str, str]]:
     """Who is best at what."""
     by = comparison.by
     rows = [row for row in comparison.rows if np.isfinite(row.best) and not row.troubles]
@@ -264,7 +264,7 @@ def _rivals(top: Row, rows: Sequence[Row], by: Rule) -> str:
     return f"; its interval meets that of {close[0] if len(close) == 1 else f'{len(close)} others'}"
 
 
-def _results(comparison: Comparison) -> list[Column]:
+def _results(comparison: Measured) -> list[Column]:
     """Best values, what they cost, and what it cost to match the baseline."""
     rows, by = comparison.rows, comparison.by
     keys = [row.best if np.isfinite(row.best) else None for row in rows]
@@ -301,7 +301,7 @@ def _lead(row: Row, by: Rule) -> Cell:
     return Cell(f"{sign}{by.text(abs(row.lead.mean))}", small)
 
 
-def _prices(comparison: Comparison) -> list[Column]:
+def _prices(comparison: Measured) -> list[Column]:
     """What a round costs in the mean; nothing if that is not known."""
     prices = {
         row.label: {
@@ -323,7 +323,7 @@ def _prices(comparison: Comparison) -> list[Column]:
     return columns
 
 
-def _settings(about: About, comparison: Comparison) -> list[Column]:
+def _settings(about: About, comparison: Measured) -> list[Column]:
     """What each algorithm was run with, and settings that differ between runs."""
     given = [row.hyperparameters for row in comparison.rows]
     shared = [name for name in given[0] if all(name in each for each in given)]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_opt.experiments.report.units import Unit, unit_of
-from fedjax_opt.experiments.results import Band, Comparison, Row
+from fedjax_opt.experiments.results import Band, Measured, Row
 
 # On light ground, on dark ground: each with a contrast of at least 3, and 4.5 where lines are thin.
 COLOURS = (
@@ -78,7 +78,7 @@ def looks(rows: Sequence[Row], baseline: str) -> list[Look]:
     return found
 
 
-def panels(comparison: Comparison) -> tuple[list[Panel], list[Panel]]:
+def panels(comparison: Measured) -> tuple[list[Panel], list[Panel]]:
     """The metric against each axis that any row has a price for; and other quantities over rounds."""
     metric, rows = comparison.by.metric, comparison.rows
     title = f"{metric.replace('_', ' ')}{' (%)' if comparison.by.percent else ''}"
@@ -97,7 +97,7 @@ def panels(comparison: Comparison) -> tuple[list[Panel], list[Panel]]:
     return first, others
 
 
-def figure(comparison: Comparison, panel: Panel, legend: bool = True) -> Any:
+def draw(comparison: Measured, panel: Panel, legend: bool = True) -> Any:
     """A panel as a matplotlib figure; the extra 'report' has matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -129,7 +129,7 @@ def figure(comparison: Comparison, panel: Panel, legend: bool = True) -> Any:
 
 
 def _draw(
-    axes: Any, comparison: Comparison, panel: Panel, row: Row, look: Look, place: int, unit: Unit
+    axes: Any, comparison: Measured, panel: Panel, row: Row, look: Look, place: int, unit: Unit
 ) -> None:
     size = _size(comparison, panel)
     band = row.bands[panel.quantity]
@@ -155,7 +155,7 @@ def _draw(
 
 
 def _scale(
-    axes: Any, comparison: Comparison, panel: Panel, ends: Sequence[float], unit: Unit
+    axes: Any, comparison: Measured, panel: Panel, ends: Sequence[float], unit: Unit
 ) -> None:
     """Axes that hold every band; by factors where the least would be lost beside the most."""
     log = bool(ends) and 0 < 8 * min(ends) < max(ends)
@@ -191,17 +191,17 @@ def _scale(
         note.set_gid("level-text")
 
 
-def _size(comparison: Comparison, panel: Panel) -> float:
+def _size(comparison: Measured, panel: Panel) -> float:
     """What values are multiplied with before they are drawn."""
     percent = panel.quantity == comparison.by.metric and comparison.by.percent
     return 100.0 if percent else 1.0
 
 
-def svg(comparison: Comparison, panel: Panel) -> str:
+def svg(comparison: Measured, panel: Panel) -> str:
     """A panel for a page, whose style sheet colours it: by classes such as curve-3, band-3, level."""
     import matplotlib
 
-    drawn, text = figure(comparison, panel, legend=False), io.StringIO()
+    drawn, text = draw(comparison, panel, legend=False), io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": panel.name}):
         drawn.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     found = text.getvalue()
@@ -215,7 +215,7 @@ def svg(comparison: Comparison, panel: Panel) -> str:
     return found.replace(">", f' role="img"><title>{words}</title>', 1)
 
 
-def _description(comparison: Comparison, panel: Panel) -> str:
+def _description(comparison: Measured, panel: Panel) -> str:
     """The picture in words: where each curve ends."""
     ends = []
     for row in comparison.rows:
@@ -228,13 +228,13 @@ def _description(comparison: Comparison, panel: Panel) -> str:
 
 
 def save_plots(
-    directory: str | pathlib.Path, comparison: Comparison, formats: Sequence[str] = ("png", "pdf")
+    directory: str | pathlib.Path, comparison: Measured, formats: Sequence[str] = ("png", "pdf")
 ) -> list[pathlib.Path]:
     """Saves every plot of a comparison as a file of its own, for papers and slides.
 
     Args:
       directory: where to; it is made if it is missing.
-      comparison: of `results.compare`.
+      comparison: of `results.measure`.
       formats: the files' endings, of those that matplotlib can write.
 
     Returns:
@@ -246,7 +246,7 @@ def save_plots(
       >>> record = {"label": "FedAvg", "hyperparameters": {}, "seed": 0, "round": 10, "loss": 0.5}
       >>> found = ex.curves([record])
       >>> with tempfile.TemporaryDirectory() as folder:
-      ...     [path.name for path in ex.save_plots(folder, ex.compare(found, ex.rule(found)), ["pdf"])]
+      ...     [path.name for path in ex.save_plots(folder, ex.measure(found, ex.rule(found)), ["pdf"])]
       ['loss_rounds.pdf']
     """
     directory = pathlib.Path(directory)
@@ -254,7 +254,7 @@ def save_plots(
     paths = []
     first, others = panels(comparison)
     for panel in [*first, *others]:
-        drawn = figure(comparison, panel)
+        drawn = draw(comparison, panel)
         for ending in formats:
             paths.append(directory / f"{panel.name}.{ending}")
             # Without a date, the same curves make the same file.

@@ -7,7 +7,7 @@ import markupsafe
 import numpy as np
 import pytest
 
-from fedjax_opt.experiments import Curves, compare, rule, save_plots, write_report
+from fedjax_opt.experiments import Curves, measure, rule, save_plots, write_report
 from fedjax_opt.experiments.report.page import clearly_best, make_page, spread
 from tests.experiments.report.samples import ABOUT, NASTY, ROUNDS, comparison, curves, rising
 
@@ -74,23 +74,23 @@ def test_any_metric_makes_a_page(tmp_path):
 
 
 def test_two_seeds_give_no_interval():
-    two = compare([curves(accuracy=rising(0.6, seeds=2))], rule([curves()])).rows[0]
+    two = measure([curves(accuracy=rising(0.6, seeds=2))], rule([curves()])).rows[0]
     assert np.isnan(two.half_width)
     assert spread(two, rule([curves()])) == "58.6 and 60.6"
-    one = compare([curves(accuracy=rising(0.6, seeds=1))], rule([curves()])).rows[0]
+    one = measure([curves(accuracy=rising(0.6, seeds=1))], rule([curves()])).rows[0]
     assert spread(one, rule([curves()])) == ""
 
 
 def test_the_best_is_marked_where_its_interval_meets_no_other():
     def marked(*best):
         found = [curves(f"a{i}", one) for i, one in enumerate(best)]
-        return clearly_best(compare(found, rule(found)).rows, rule(found))
+        return clearly_best(measure(found, rule(found)).rows, rule(found))
 
     assert marked(0.5, 0.9) == 1 and marked(0.6, 0.61) is None and marked(0.5) is None
 
 
 def test_plots_are_files_too(tmp_path):
-    found = compare(comparison()[:2], rule(comparison()))
+    found = measure(comparison()[:2], rule(comparison()))
     names = [path.name for path in save_plots(tmp_path, found, formats=("pdf",))]
     assert names[0] == "accuracy_rounds.pdf" and set(names[4:]) == {
         "loss.pdf",
