@@ -144,7 +144,7 @@ def compare(
         "link": (device or Device())[:2], **source.about,
     }  # fmt: skip
     play = {"evaluate_every": evaluate_every, "diagnostics": diagnostics, "strategy": strategy}
-    price, bar = pricer(trials, device), _Bar(rounds * len(trials), progress)
+    price = pricer(trials, device)
 
     def records(told: Progress) -> list[dict[str, Any]]:
         pairs = zip(told.trials, told.records, strict=True)
@@ -157,7 +157,7 @@ def compare(
             held.extend(records(told))
             bar.show(told)
 
-        with bar:
+        with _Bar(rounds * len(trials), progress) as bar:
             found = run_trials(trials, rounds, on_chunk=take, **play)
         pairs = zip(found.trials, found.variables, strict=True)
         models = {trial.name: own for trial, own in pairs if trial.seed == seeds[0]}
@@ -180,10 +180,11 @@ def compare(
             bar.show(told)
 
         left = [trial for trial in trials if trial.identity not in done]
-        bar.begin(rounds * (len(trials) - len(left)))
-        with bar, remembered(patient=not distributed.is_joined()) as bar.check:
-            if left:
-                asked = trials if states is not None else left
+        asked = trials if states is not None else left
+        patient = not distributed.is_joined()
+        if left:
+            with _Bar(rounds * len(asked), progress) as bar, remembered(patient) as bar.check:
+                bar.begin(rounds * (len(asked) - len(left)))
                 run_trials(asked, rounds, on_chunk=write, states=states, **play)
     return read(output) if distributed.is_first() else Comparison(source.config, about, [])
 
@@ -223,7 +224,7 @@ def sweep(
       ...     progress=False,
       ... )
       >>> len(found.curves), found.best()[0].hyperparameters
-      (4, {'rate': 0.1, 'mu': 0.0})
+      (4, {'rate': 0.1, 'mu': 1.0})
     """
     name = label or getattr(family, "__name__", "algorithm").strip("<>")
     return compare({name: family}, federation, rounds, grid=grid, **options)

@@ -10,7 +10,7 @@ from benchmarks.papers import run as reproduce
 from benchmarks.papers.catalogue import ENTRIES, find
 from benchmarks.papers.entry import Claim, Entry, Part, experiment
 from fedjax_opt.cli import dry_run
-from fedjax_opt.experiments import playing
+from fedjax_opt.experiments import comparing
 from fedjax_opt.experiments.pricing import Prices
 
 SIZES = [
@@ -47,7 +47,8 @@ def any_data(monkeypatch):
 
     price = Prices(1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
     monkeypatch.setattr(reproduce, "load_task", load)
-    monkeypatch.setattr(playing, "prices", lambda *_: price)
+    monkeypatch.setattr(comparing, "prices", lambda *_: price)
+    monkeypatch.setattr(comparing, "operations_of", lambda *_: None)
     monkeypatch.setattr(dry_run, "_matrix_rate", lambda: 1e9)
     monkeypatch.setattr(dry_run, "_step_memory", lambda *_: 0)
 
