@@ -305,8 +305,11 @@ def test_what_differs_in_structure_is_a_program_of_its_own(compilations):
 
 def test_numbers_stay_weakly_typed():
     """So that a model in half precision keeps it, as in `simulate`."""
-    first = problems.MODEL.init(jax.random.key(0), DATA.examples).params["w"]
-    federation = FEDERATION.replace(initial={"w": np.asarray(first, np.float32)})
+    examples = jax.tree.map(np.float32, DATA.examples)
+    federation = FEDERATION.replace(
+        clients=fo.ClientData.from_sizes(examples, DATA.sizes), test=examples,
+        initial={"w": np.ones(problems.DIMENSION, np.float32)},
+    )  # fmt: skip
     trials = [t._replace(federation=federation) for t in trials_of((0.01, 0.1), [0])]
     found = run_trials(trials, 2)
     expected = fo.simulate(trials[0].algorithm, federation, 2, progress=False).variables
