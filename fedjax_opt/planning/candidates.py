@@ -15,6 +15,8 @@ from fedjax_opt.planning.setting import (
     constants_of,
     inputs_of,
     round_bytes,
+    round_seconds,
+    rounds_within,
     scaled,
 )
 from fedjax_opt.planning.tuned import TunedRun
@@ -114,10 +116,17 @@ def what_ifs(
     cohort_size: int,
     most_clients: int | None,
     given: Given,
-) -> dict[str, tuple[WhatIf | None, WhatIf | None]]:
-    """The plan with each input halved and doubled; None where there is none."""
+) -> tuple[dict[str, tuple[WhatIf | None, WhatIf | None]], dict[str, dict[str, float]]]:
+    """The plan with each input halved and doubled, None where there is none; and how outputs change.
+
+    An output's elasticity is the slope of its logarithm between the two: -0.5 says that twice the input
+    divides it by the root of two.
+    """
     names = list(inputs_of(setting))
     settings = [scaled(setting, {name: factor}) for name in names for factor in FACTORS]
+    if setting.constants is None:
+        costs = [_costs(each, cohort_size, float(given.local_steps or 1)) for each in settings]
+        return {}, _slopes(names, costs)
     sizes = [cohort_size] * len(settings)
     names.append("cohort size")
     settings += [setting, setting]
@@ -127,7 +136,31 @@ def what_ifs(
     results = [
         _what_if(best) if size <= most else None for best, size in zip(solved, sizes, strict=True)
     ]
-    return dict(zip(names, zip(results[::2], results[1::2], strict=True), strict=True))
+    plans = dict(zip(names, zip(results[::2], results[1::2], strict=True), strict=True))
+    outputs = []
+    for each, best in zip(settings[:-2], solved, strict=False):
+        steps = float(given.local_steps or max(best.real_steps, 1.0))
+        chosen = {"local steps": steps, "learning rate": float(best.real_rate)}
+        costs = _costs(each, cohort_size, steps)
+        outputs.append({**chosen, **costs, "bound": float(best.bound.value)})
+    return plans, _slopes(names[:-1], outputs)
+
+
+def _costs(setting: Setting, cohort_size: int, local_steps: float) -> dict[str, float]:
+    """What a run within the budgets takes."""
+    rounds = float(rounds_within(setting, float(cohort_size), local_steps))
+    seconds = rounds * float(round_seconds(setting, float(cohort_size), local_steps))
+    spent = rounds * cohort_size * float(round_bytes(setting))
+    return {"rounds": rounds, "seconds": seconds, "bytes": spent}
+
+
+def _slopes(names: list[str], outputs: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """The elasticities of all outputs, from those with half and twice of each input."""
+    span = np.log(FACTORS[1] / FACTORS[0])
+    return {
+        name: {key: round(float(np.log(twice[key] / half[key]) / span), 9) + 0.0 for key in half}
+        for name, half, twice in zip(names, outputs[::2], outputs[1::2], strict=True)
+    }
 
 
 def _what_if(best):

@@ -28,7 +28,6 @@ class Best(NamedTuple):
     Attributes:
       real_steps: K*, the real number with the smallest bound.
       real_rate: eta for K*, but for K = 1 where K* is below.
-      real_unclipped_rate: the same if 1/(4L) were no limit.
       local_steps: the best whole K, as a float.
       learning_rate: eta for it.
       unclipped_rate: eta for it if 1/(4L) were no limit.
@@ -39,7 +38,6 @@ class Best(NamedTuple):
 
     real_steps: Any
     real_rate: Any
-    real_unclipped_rate: Any
     local_steps: Any
     learning_rate: Any
     unclipped_rate: Any
@@ -98,15 +96,13 @@ def best_for(
         rounds = rounds_within(setting, cohort_size, steps)
         bound = bound_of(setting, cohort_size, steps, eta)
         seconds = round_seconds(setting, cohort_size, steps)
-        return Best(real, eta, unclipped, steps, eta, unclipped, rounds, seconds, bound)
+        return Best(real, eta, steps, eta, unclipped, rounds, seconds, bound)
 
     three = jax.vmap(whole)(jnp.stack([low, low + 1, jnp.maximum(real, 1.0)]))
     allowed = (low + 1 <= limit) & (three.rounds[1] >= 1) & jnp.isnan(local_steps)
     better = allowed & (three.bound.value[1] < three.bound.value[0])
     best = jax.tree.map(lambda rows: jnp.where(better, rows[1], rows[0]), three)
-    return best._replace(
-        real_rate=three.learning_rate[2], real_unclipped_rate=three.unclipped_rate[2]
-    )
+    return best._replace(real_rate=three.learning_rate[2])
 
 
 @jax.jit

@@ -17,9 +17,7 @@ from fedjax_opt.costs import Devices, EnergyRates
 from fedjax_opt.costs.round_time import check_devices
 from fedjax_opt.planning import candidates, checking
 from fedjax_opt.planning.candidates import CohortChoice, WhatIf
-from fedjax_opt.planning.elasticity import condition_of_steps, elasticities
 from fedjax_opt.planning.notes import notes_of
-from fedjax_opt.planning.optimum import Best
 from fedjax_opt.planning.schedules import Forecast
 from fedjax_opt.planning.setting import (
     Given,
@@ -50,7 +48,7 @@ class Plan(NamedTuple):
       forecasts: the schedules within the budget, and what they cost.
       limited_by: the budget that is used up first.
       bound: the `Bound` of (8) at K, eta and N; None without constants. Its assumptions say which hold.
-      elasticities: by input and output, d log(output) / d log(input) at the best real K.
+      elasticities: by input and output, the slope of log(output) between half of the input and twice.
       what_ifs: by input, the plan with half of it and with twice; None where there is none.
       notes: what a person should know before acting on it.
 
@@ -146,7 +144,7 @@ def plan(
       >>> plan.local_steps, round(plan.learning_rate, 4), plan.recommended.rounds
       (3, 0.0056, 20827)
       >>> round(plan.elasticities["upload"]["bound"], 2)
-      -0.39
+      -0.38
 
     Reference:
       Mills, Hu, Min. Faster federated learning with decaying number of local SGD steps. 2023.
@@ -202,6 +200,7 @@ def _plan(setting, sizes, most, given, energy):
         )
     steps = int(solved.local_steps) if solved else given.local_steps
     forecasts = candidates.forecasts_of(setting, size, steps, given, energy)
+    what_ifs, elasticities = candidates.what_ifs(setting, size, most, given)
     made = Plan(
         setting=setting,
         given=given,
@@ -215,8 +214,8 @@ def _plan(setting, sizes, most, given, energy):
         forecasts=tuple(forecasts),
         limited_by=limiting_budget(setting, float(size), float(steps)),
         bound=_plain(solved.bound) if solved else None,
-        elasticities=_sensitivity(setting, size, steps, solved, given),
-        what_ifs=candidates.what_ifs(setting, size, most, given) if solved else {},
+        elasticities=elasticities,
+        what_ifs=what_ifs,
         notes=(),
     )
     return made._replace(notes=notes_of(made))
@@ -225,18 +224,3 @@ def _plan(setting, sizes, most, given, energy):
 def _plain(bound: Bound) -> Bound:
     """The same with Python's numbers."""
     return jax.tree.map(lambda leaf: np.asarray(leaf).item(), bound)
-
-
-def _sensitivity(setting, size, steps, solved: Best | None, given):
-    N = float(size)
-    if solved is None:
-        return elasticities(setting, N, float(steps), 1.0, "clipped", "clipped")
-    real = float(steps) if given.local_steps else max(float(solved.real_steps), 1.0)
-    of_steps = "clipped"
-    if not given.local_steps:
-        of_steps = condition_of_steps(setting, N, real, given.max_local_steps)
-    if given.learning_rate is not None:
-        return elasticities(setting, N, real, given.learning_rate, of_steps, "clipped")
-    clipped = solved.real_unclipped_rate > solved.real_rate * (1 + 1e-9)
-    of_rate = "limit" if clipped else "free"
-    return elasticities(setting, N, real, float(solved.real_rate), of_steps, of_rate)

@@ -112,13 +112,13 @@ def constants_of(setting: Setting, cohort_size: Any) -> FedAvgConstants:
     return constants._replace(cohort_size=cohort_size, noise=noise)
 
 
-def inputs_of(setting: Setting, all_of_them: bool = False) -> dict[str, float]:
+def inputs_of(setting: Setting) -> dict[str, float]:
     """The inputs of a setting by name, but for what is not limited; the median over all devices."""
     values = {name: read(setting, paths[0]) for name, paths in INPUTS.items()}
     return {
         name: float(np.median(value))
         for name, value in values.items()
-        if value is not None and (all_of_them or np.all(np.isfinite(value)))
+        if value is not None and np.all(np.isfinite(value))
     }
 
 
@@ -135,11 +135,7 @@ def _multiplied(part, path, factor):
     value = getattr(part, name)
     if rest:
         return part._replace(**{name: _multiplied(value, rest, factor)})
-    new = value * factor
-    if name in BUDGETS:
-        # Of what is not limited there is no more; nor has it a derivative.
-        new = (np if isinstance(factor, float) else jnp).where(np.inf == value, value, new)
-    return part._replace(**{name: new})
+    return part._replace(**{name: value * factor})
 
 
 def round_seconds(setting: Setting, cohort_size: Any, local_steps: Any) -> Any:

@@ -64,8 +64,9 @@ def test_json_is_the_plan(command):
     )
     assert data.pop("title") == "FEMNIST (DNN) on a Raspberry Pi 3B+ over 4G"
     assert data == fo.planning.as_dict(plan)
-    # A tenth more steps in the tuned run are a tenth more in the plan; seconds cannot be exceeded.
-    assert plan.elasticities["tuned K_0"]["local steps"] == pytest.approx(1.0, abs=1e-6)
+    # Twice the steps in the tuned run are all but twice as many in the plan, whose rounds are longer;
+    # seconds cannot be exceeded.
+    assert 0.98 < plan.elasticities["tuned K_0"]["local steps"] < 1
     assert data["recommended"]["seconds"] <= 36_000
     names = {row["name"]: row for row in data["forecasts"]}
     assert names["fixed, as tuned"]["runs"][0][0] == names["K-rounds, as tuned"]["runs"][0][0] == 80
