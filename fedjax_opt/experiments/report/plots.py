@@ -97,16 +97,27 @@ def panels(comparison: Measured) -> tuple[list[Panel], list[Panel]]:
     return first, others
 
 
-def draw(comparison: Measured, panel: Panel, legend: bool = True) -> Any:
-    """A panel as a matplotlib figure; the extra 'report' has matplotlib."""
+def draw(comparison: Measured, *panels: Panel, legend: bool = True) -> Any:
+    """Panels side by side as a matplotlib figure; the extra 'report' has matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("Plots need matplotlib: pip install 'fedjax_opt[report]'.") from error
-    drawn = Figure(figsize=(6.4 if legend else 5.6, 3.8), layout="constrained")
+    drawn = Figure(figsize=(5.6 * len(panels) + 0.8 * legend, 3.8), layout="constrained")
     FigureCanvasAgg(drawn)
-    axes = drawn.subplots()
+    for axes, panel in zip(drawn.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        _panel(axes, comparison, panel)
+    lines = [line for line in axes.get_lines() if str(line.get_gid()).startswith("curve-")]
+    if legend and lines:
+        # Said by hand: matplotlib leaves out names that begin with '_'.
+        names = [_plain(comparison.rows[int(str(line.get_gid())[6:])].label) for line in lines]
+        beside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "handlelength": 3}
+        axes.legend(lines, names, frameon=False, fontsize=8, **beside)
+    return drawn
+
+
+def _panel(axes: Any, comparison: Measured, panel: Panel) -> None:
     rows = comparison.rows
     ends = [float(row.spent[panel.axis][-1]) for row in rows if len(row.spent.get(panel.axis, ()))]
     unit = unit_of(panel.axis, [max(ends, default=1.0)])
@@ -119,13 +130,6 @@ def draw(comparison: Measured, panel: Panel, legend: bool = True) -> Any:
     axes.grid(alpha=0.3)
     axes.tick_params(which="both", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    lines = [line for line in axes.get_lines() if str(line.get_gid()).startswith("curve-")]
-    if legend and lines:
-        # Said by hand: matplotlib leaves out names that begin with '_'.
-        names = [_plain(rows[int(str(line.get_gid())[6:])].label) for line in lines]
-        beside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "handlelength": 3}
-        axes.legend(lines, names, frameon=False, fontsize=8, **beside)
-    return drawn
 
 
 def _draw(
@@ -179,8 +183,8 @@ def _scale(
     elif len(values) and values.max() > values.min():
         room = 0.04 * (values.max() - values.min())
         axes.set_ylim(values.min() - room, values.max() + room)
-    if metric and np.isfinite(comparison.target):
-        level = _size(comparison, panel) * comparison.target
+    level = _size(comparison, panel) * comparison.target
+    if metric and axes.get_ylim()[0] <= level <= axes.get_ylim()[1]:
         axes.axhline(level, color="0.45", linewidth=0.9, zorder=1).set_gid("level")
         unit_text = "%" if comparison.by.percent else ""
         note = axes.annotate(
