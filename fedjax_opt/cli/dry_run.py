@@ -20,11 +20,7 @@ _EFFICIENCY = 0.4
 
 
 def print_plan(setup: Setup) -> float:
-    """Prints the programs that would run, their memory, operations, bytes, and a guess at their time.
-
-    Returns:
-      That guess, in seconds.
-    """
+    """Prints the programs that would run, their memory, operations, bytes, and a guess at their time."""
     rate = _EFFICIENCY * _matrix_rate()
     price = pricer(setup.trials, setup.device)
     rows, flops, step = [], 0.0, _step_memory(setup.federation)

@@ -8,7 +8,11 @@ from typing import Any
 
 from fedjax_opt.cli import units
 from fedjax_opt.experiments.config import KEYS, Experiment, from_options, from_toml, to_options
+from fedjax_opt.experiments.derived import WORD, WORDS
 from fedjax_opt.experiments.experiment import DRIFT
+from fedjax_opt.experiments.keys import show
+from fedjax_opt.experiments.recipes import TASKS
+from fedjax_opt.experiments.specs import Spec, parse_value
 
 _POSITIONAL = ("task", "algorithms")
 # Keys whose flags are called otherwise, and take a rate with its unit.
@@ -29,6 +33,19 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
     """Adds what says what to run, where results go, and what devices to imagine."""
     parser.add_argument("task", nargs="?", metavar="TASK", help=KEYS["task"].help)
     parser.add_argument("algorithms", nargs="*", metavar="ALGORITHM", help=_help("algorithms"))
+    own = parser.add_argument_group("own data (then every word is an algorithm)")
+    own.add_argument(
+        "--data", metavar="FILE",
+        help="CSV, Parquet, .npz, a folder of images by class, or a saved Hugging Face data set",
+    )  # fmt: skip
+    for name, about in _of_own_data().items():
+        own.add_argument(
+            f"--{name.replace('_', '-')}", dest=f"own_{name}", metavar="VALUE", help=about
+        )
+    own.add_argument(
+        "--task", dest="own_task", metavar="FUNCTION",
+        help="package.module:function that returns a Federation, or any task with its arguments",
+    )  # fmt: skip
     described = parser.add_argument_group("what is run (in a file: the same names with _ for -)")
     for name in KEYS:
         if name not in (*_POSITIONAL, *_RATES):
@@ -72,6 +89,40 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
     )
 
 
+def _of_own_data() -> dict[str, str]:
+    """The arguments of `from_files` that options give, with what each means."""
+    known = TASKS["from_files"].parameters
+    return {
+        name: p.help.replace("%", "%%") for name, p in known.items() if name not in ("path", "seed")
+    }
+
+
+def _task_of(options: argparse.Namespace) -> tuple[str | None, list[str]]:
+    """The task and the algorithms: with own data every word is an algorithm, else the first the task."""
+    own = {name: getattr(options, f"own_{name}") for name in _of_own_data()}
+    given = {name: text for name, text in own.items() if text is not None}
+    if options.data is None and given:
+        raise ValueError(
+            f"--{min(given).replace('_', '-')} is of own data: give --data FILE as well."
+        )
+    if options.data is None and options.own_task is None:
+        return options.task, options.algorithms
+    if options.data is not None and options.own_task is not None:
+        raise ValueError("--data and --task both say what is learned on: give one of them.")
+    words = [*([] if options.task is None else [options.task]), *options.algorithms]
+    if options.own_task is not None:
+        return options.own_task, words
+    kinds = TASKS["from_files"].parameters
+    arguments: dict[str, Any] = {"path": options.data}
+    for name, text in given.items():
+        # A word is a word: a column may be called 1, and a split has arguments of its own.
+        if kinds[name].kind == WORDS:
+            arguments[name] = tuple(part.strip() for part in text.split(","))
+        else:
+            arguments[name] = text if kinds[name].kind == WORD else parse_value(text)
+    return str(Spec("from_files", arguments)), words
+
+
 def _flag(name: str) -> str:
     return _RATES.get(name, f"--{name.replace('_', '-')}")
 
@@ -87,7 +138,7 @@ def _help(name: str) -> str:
 def _default(command: str, name: str) -> str:
     """What an option is where it is left out; a key whose default is None says so itself."""
     value = _DEFAULTS.get(command, {}).get(name, Experiment._field_defaults[name])
-    return f" (default: {KEYS[name].kind.show(value)[0]})" if value or value == 0 else ""
+    return f" (default: {show(value)[0]})" if value or value == 0 else ""
 
 
 def read_experiment(options: argparse.Namespace) -> Experiment:
@@ -99,10 +150,11 @@ def read_experiment(options: argparse.Namespace) -> Experiment:
     }
     for name in _RATES.keys() & texts.keys():
         texts[name] = [repr(units.parse(_flag(name), text, "rate")) for text in texts[name]]
-    if options.task is not None:
-        texts["task"] = [options.task]
-    if options.algorithms:
-        texts["algorithms"] = options.algorithms
+    task, words = _task_of(options)
+    if task is not None:
+        texts["task"] = [task]
+    if words:
+        texts["algorithms"] = words
     usual = _DEFAULTS.get(options.command, {})
     if options.config is None:
         return from_options(usual | texts)
@@ -121,7 +173,7 @@ def command_line(command: str, experiment: Experiment, output: Any = None) -> st
     """The command that runs an experiment."""
     texts = to_options(experiment)
     for name in _DEFAULTS.get(command, {}):  # which another value, or none, takes the place of
-        texts[name] = KEYS[name].kind.show(getattr(experiment, name))
+        texts[name] = show(getattr(experiment, name))
     words = ["fedjax-opt", command, *texts.pop("task"), *texts.pop("algorithms")]
     for name, values in texts.items():
         for value in values:

@@ -8,6 +8,8 @@ fedjax-opt sweep digits fedavg --grid learning_rate=0.05,0.1,0.2,0.4 --seeds 0,1
     a grid, all of it one program; with --samples 20 --grid "learning_rate=loguniform(0.01,1)" at random
 fedjax-opt compare digits fedavg scaffold fedacg --grid learning_rate=0.1,0.2,0.4 --seeds 0,1,2
     several algorithms, each at its best point, and a page that reports on them
+fedjax-opt compare --data letters.csv --client user --label y fedavg scaffold
+    the same on data of one's own: natural clients, or --split "dirichlet(0.3)" --num-clients 100
 
 Results are in a directory, written as they come: config.toml, about.json (versions, seeds, status),
 history.jsonl, final models. After Ctrl-C, SIGTERM or a kill the same command with the same --output goes
@@ -15,6 +17,7 @@ on where it was.
 """
 
 import argparse
+import pathlib
 import sys
 from typing import Any
 
@@ -22,10 +25,12 @@ import fedjax_opt as fo
 from fedjax_opt.cli import dry_run
 from fedjax_opt.cli.experiment_options import add_options, command_line, read_experiment
 from fedjax_opt.cli.files import new_directory
+from fedjax_opt.cli.tables import print_paragraph
 from fedjax_opt.experiments import playing
 from fedjax_opt.experiments.comparing import facts
 from fedjax_opt.experiments.config import Experiment, to_toml
-from fedjax_opt.experiments.recipes import load_task
+from fedjax_opt.experiments.playing import sources_of
+from fedjax_opt.experiments.recipes import load
 
 _COMMANDS = {
     "run": "one algorithm on a task, with wrappers, a controller and several seeds",
@@ -55,20 +60,35 @@ def run(options: argparse.Namespace) -> int:
     if options.print_config:
         print(to_toml(experiment), end="")
         return 0
-    setup = playing.set_up(experiment, load_task(experiment.task))
+    task = load(experiment.task)
+    experiment, unsaid = playing.settled(experiment, task.federation)
+    setup = playing.set_up(experiment, task.federation)
     known = facts(setup.trials, setup.rounds)
+    for line in task.said:
+        print(line)
     data = setup.federation.clients.summary()  # type: ignore[union-attr]
-    print(f"{experiment.task.name}: {data}; {known['test examples']} test examples.")
-    if setup.federation.validation is not None:
+    print(f"{experiment.task.name}: {data}; {known.get('test examples', 'no')} test examples.")
+    for line in unsaid:
+        print_paragraph(line)
+    if setup.federation.validation is not None and experiment.controller is not None:
         count = known["validation examples"]
         print(f"The controller watches {count} examples of the test set, which are not tested on.")
     if options.dry_run:
         dry_run.print_plan(setup)
         return 0
-    output = options.output or new_directory(f"{options.command}-{experiment.task.name}")
+    name = experiment.task.name.rpartition(":")[2]
+    if "path" in experiment.task.arguments:
+        name = pathlib.Path(experiment.task.arguments["path"]).stem
+    output = options.output or new_directory(f"{options.command}-{name}")
     command = command_line(options.command, experiment, output)
     try:
-        found = playing.play(experiment, setup, output, command)
+        said = [" ".join(line.split()).rstrip(".") for line in task.said]
+        about = {
+            "said": "\n\n".join(["; ".join(said), *unsaid]),
+            "sources": sources_of(experiment, task),
+            "title": name,
+        }
+        found = playing.play(experiment, setup, output, command, about)
     except KeyboardInterrupt:
         if fo.distributed.is_first():
             kept = _FINISHED_KEPT if fo.distributed.is_joined() else KEPT

@@ -86,20 +86,7 @@ def launch(
     timeout: float | None = None,
     show: Callable[[str, bool], Any] | None = None,
 ) -> int:
-    """Runs a command in several processes that form one run; ends all when one fails.
-
-    Args:
-      command: what each process executes.
-      processes: how many.
-      devices: the CPU devices of each; the cores divided by the processes by default.
-      gpus: the GPUs of each; 0 leaves it to JAX.
-      timeout: after how many seconds all are ended; None to wait for them.
-      show: (line, whether it is of standard error) -> shows it; by default on the own outputs.
-
-    Returns:
-      0 if all ended well; else the status of the first that did not, 128 + the signal's number for one
-      that a signal has ended; 124 after the timeout.
-    """
+    """Runs a command in several processes that form one run; ends all when one fails."""
     checks.integer("processes", processes, low=1)
     devices = max(1, len(os.sched_getaffinity(0)) // processes) if devices is None else devices
     checks.integer("devices", devices, low=1)

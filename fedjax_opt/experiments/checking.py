@@ -17,10 +17,16 @@ from fedjax_opt.experiments.experiment import (
 )
 from fedjax_opt.experiments.hyperparameters import hyperparameters, replaced
 from fedjax_opt.experiments.keys import KEYS
-from fedjax_opt.experiments.recipes import CONTROLLERS, TASKS, build, controls_rate
+from fedjax_opt.experiments.recipes import (
+    CONTROLLERS,
+    TASKS,
+    build,
+    controls_rate,
+    suggested_for,
+)
 from fedjax_opt.experiments.results import read_metric
 from fedjax_opt.experiments.search import Range
-from fedjax_opt.experiments.specs import Spec, unknown
+from fedjax_opt.experiments.specs import Spec, parse_sum, unknown
 
 _AT_LEAST = {
     "rounds": 1,
@@ -33,25 +39,14 @@ _AT_LEAST = {
     "samples": 1,
     "search_seed": 0,
 }
-# An algorithm without arguments is the task's own, which is not known here: this one stands for it.
+# The learning rate of an algorithm on own data may be searched by itself: this one stands for it.
 _STAND_IN = Spec("fedavg", {"learning_rate": 1.0})
 
 
 def check(experiment: Experiment) -> Experiment:
-    """Returns the experiment, or refuses it with what to do.
-
-    Args:
-      experiment: what is to be run.
-
-    Example:
-      >>> from fedjax_opt.experiments.config import Experiment, check, parse_member
-      >>> from fedjax_opt.experiments.specs import parse
-      >>> check(Experiment(parse("digits"), (parse_member("fedavg"),), seeds=()))
-      Traceback (most recent call last):
-      ...
-      ValueError: seeds must hold at least one seed, such as [0], got none.
-    """
+    """Returns the experiment, or refuses it with what to do."""
     making.check("task", TASKS, experiment.task)
+    experiment = with_suggestions(experiment)
     _check_numbers(experiment)
     _check_words(experiment)
     _check_local_work(experiment)
@@ -65,6 +60,21 @@ def check(experiment: Experiment) -> Experiment:
         except ValueError as error:
             raise ValueError(f"{member.label}: {error}") from None
     return experiment
+
+
+def with_suggestions(experiment: Experiment) -> Experiment:
+    """An experiment in which a bare name is what the task suggests, before anything else looks at it."""
+    texts = suggested_for(experiment.task).texts
+
+    def full(member: Member) -> Member:
+        if member.algorithm.arguments or member.algorithm.name not in texts:
+            return member
+        algorithm, *around = parse_sum(texts[member.algorithm.name])
+        own = {wrapper.name for wrapper in member.wrappers}
+        kept = [wrapper for wrapper in around if wrapper.name not in own]
+        return Member(member.label, algorithm, (*kept, *member.wrappers))
+
+    return experiment._replace(algorithms=tuple(map(full, experiment.algorithms)))
 
 
 def _check_numbers(experiment: Experiment) -> None:
@@ -85,6 +95,10 @@ def _check_numbers(experiment: Experiment) -> None:
         checks.number("target", experiment.target, low=low, high=high)
     if experiment.metric is not None:
         read_metric(experiment.metric)
+    if experiment.validation is not None:
+        checks.number(
+            "validation", experiment.validation, low=0.0, high=1.0, open_low=True, open_high=True
+        )
     for name in ("download_mbps", "upload_mbps", "device_gflops"):
         value = getattr(experiment, name)
         if value is not None:
@@ -92,7 +106,7 @@ def _check_numbers(experiment: Experiment) -> None:
 
 
 def _check_words(experiment: Experiment) -> None:
-    for name, (_, _, choices) in KEYS.items():
+    for name, (_, _, _, choices) in KEYS.items():
         value = getattr(experiment, name) if choices else ()
         for word in (value,) if isinstance(value, str) else value:
             if word not in choices:

@@ -152,7 +152,7 @@ class Comparison:
         return pandas.DataFrame(rows)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """The metric over rounds, as a `matplotlib.figure.Figure`.
+        """The metric over rounds, and over the bytes exchanged, as a `matplotlib.figure.Figure`.
 
         Args:
           path: a file to write it to, whose ending is the format; a folder gets every plot, as PNG and
@@ -162,7 +162,7 @@ class Comparison:
         if path is not None and not pathlib.Path(path).suffix:
             save_plots(path, measured)
             return None
-        drawn = draw(measured, panels(measured)[0][0])
+        drawn = draw(measured, *panels(measured)[0][:2])
         if path is not None:
             drawn.savefig(path, dpi=200)
         return drawn
@@ -279,8 +279,9 @@ def report(
     machine = runs[0].about.get("machine", {})
     made = [run.about["command"] for run in runs if run.about.get("command")]
     count = len(labels)
+    name = runs[0].about.get("title", str(tasks[0]).partition("(")[0])
     about = About(
-        title or f"{str(tasks[0]).partition('(')[0]}: {count} algorithm{'s' * (count > 1)}",
+        title or f"{name}: {count} algorithm{'s' * (count > 1)}",
         task=runs[0].about.get("said", ""),
         facts=same,
         commands=[*commands] or made,

@@ -14,7 +14,7 @@ from fedjax_opt.experiments.experiment import grid_of as grid_of
 from fedjax_opt.experiments.experiment import parse_member as parse_member
 from fedjax_opt.experiments.experiment import parse_range as parse_range
 from fedjax_opt.experiments.keys import KEYS as KEYS
-from fedjax_opt.experiments.keys import read
+from fedjax_opt.experiments.keys import read, show, split, write
 from fedjax_opt.experiments.rundir import toml_lines, toml_value
 from fedjax_opt.experiments.search import Range as Range
 from fedjax_opt.experiments.specs import unknown
@@ -90,7 +90,7 @@ def to_options(experiment: Experiment) -> dict[str, list[str]]:
     defaults = Experiment._field_defaults
     values = {name: getattr(experiment, name) for name in KEYS}
     return {
-        name: KEYS[name].kind.show(value)
+        name: show(value)
         for name, value in values.items()
         if name not in defaults or value != defaults[name]
     }
@@ -123,11 +123,11 @@ def from_options(
 
 
 def _from_texts(name: str, texts: Sequence[str]) -> Any:
-    kind = KEYS[name].kind
     try:
-        held = kind.split(texts)
+        held = split(name, texts)
     except TypeError:
-        raise ValueError(f"{name} must be {kind.called}, got {' '.join(texts)!r}.") from None
+        called = KEYS[name].called
+        raise ValueError(f"{name} must be {called}, got {' '.join(texts)!r}.") from None
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     return read(name, held)
@@ -156,7 +156,7 @@ def _comment(text: str, choices: Sequence[str]) -> str:
 def _entry(name: str, value: Any) -> str:
     if value is None:
         return f"# {name} ="
-    held = KEYS[name].kind.write(value)
+    held = write(value)
     if not isinstance(held, dict):
         return f"{name} = {toml_value(held)}"
     if not held:

@@ -21,6 +21,7 @@ import optax
 
 NUMBER, WHOLE, BOOL = "a number", "a whole number", "true or false"
 WORD, WORDS, PART = "a word", "a word or a list of words", "a part"
+ANY = "a value"  # of somebody's own function, which does not say what it takes
 _KINDS = {
     **dict.fromkeys((Any, float, chex.Numeric, optax.ScalarOrSchedule), NUMBER),
     **{int: WHOLE, bool: BOOL, str: WORD},
@@ -112,32 +113,15 @@ def derive(
     *,
     choices: Mapping[str, Choices] = _NOTHING,
     given: Sequence[str] = (),
+    own: bool = False,
 ) -> Recipe:
-    """The recipe of a constructor.
-
-    Args:
-      name: the recipe's name.
-      constructor: what is called.
-      parts: arguments that the recipe makes, and of what.
-      choices: arguments that another spec describes.
-      given: arguments that are no part of a spec: what `build` takes first.
-
-    Returns:
-      A `Recipe`.
-
-    Example:
-      >>> import fedjax_opt as fo
-      >>> from fedjax_opt.experiments.derived import Part, derive
-      >>> recipe = derive("fedgbo-sgdm", fo.fedgbo, {"optimizer": Part(fo.optimizers.sgdm)})
-      >>> recipe.defaults
-      {'learning_rate': None, 'beta': 0.9, 'server_learning_rate': 1.0}
-    """
+    """The recipe of a constructor."""
     found = [
         (part.names.get(key, key), parameter)
         for part in parts.values()
         for key, parameter in _parameters(part.make).items()
     ]
-    found += _parameters(constructor, {*parts, *given}, choices).items()
+    found += _parameters(constructor, {*parts, *given}, choices, own).items()
     names = [key for key, _ in found]
     for key in names:
         if names.count(key) > 1:
@@ -160,7 +144,7 @@ def _build(constructor, parts, given, *values, **arguments):
     return constructor(**dict(zip(given, values, strict=True)), **made, **arguments)
 
 
-def _parameters(function, without=(), choices: Mapping[str, Choices] = _NOTHING):
+def _parameters(function, without=(), choices: Mapping[str, Choices] = _NOTHING, own=False):
     entries = re.findall(
         r"^  (\w+(?:, \w+)*): (.*?)(?=^  \S|\Z)", _section(function, "Args|Attributes"), re.M | re.S
     )
@@ -170,16 +154,16 @@ def _parameters(function, without=(), choices: Mapping[str, Choices] = _NOTHING)
         key: Parameter(
             default=None if p.default is p.empty else p.default,
             required=p.default is p.empty,
-            kind=PART if key in choices else _kind(key, p.annotation),
+            kind=PART if key in choices else _kind(key, p.annotation, own),
             help=meaning.get(key, ""),
             choices=choices.get(key),
         )
         for key, p in inspect.signature(function).parameters.items()
-        if key not in without
+        if key not in without and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     }
 
 
-def _kind(key: str, annotation: Any) -> str:
+def _kind(key: str, annotation: Any, own: bool) -> str:
     if (
         get_origin(annotation) is Annotated
     ):  # with the limits of a number, which its function checks
@@ -191,6 +175,8 @@ def _kind(key: str, annotation: Any) -> str:
         return WORD
     if len(options) == 1:
         annotation = options[0]
+    if own and annotation not in _KINDS:
+        return NUMBER if annotation is inspect.Parameter.empty else ANY
     if annotation not in _KINDS:
         raise ValueError(f"A spec cannot say {key}, a {annotation}: name it in parts or choices.")
     return _KINDS[annotation]

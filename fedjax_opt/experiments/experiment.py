@@ -66,6 +66,8 @@ class Experiment(NamedTuple):
       batching: 'shuffled' epochs, or with 'replacement'.
       diagnostics: what to measure of the clients' drift, as for `fo.run_rounds`.
       grid: values to try by hyperparameter, a tuple or, in a random search, a `Range`; see `grid_of`.
+      validation: the share of each client's training examples by which points are chosen; None for the
+        task's validation examples, else its test set.
       samples: how many points of the grid to draw at random; None for all.
       search_seed: of that draw.
       metric: what is compared, and 'max' or 'min' before it where its name does not say what is better;
@@ -101,6 +103,7 @@ class Experiment(NamedTuple):
     batching: str = Federation.batching
     diagnostics: tuple[str, ...] = _RUN["diagnostics"]
     grid: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
+    validation: float | None = None
     samples: int | None = None
     search_seed: int = 0
     metric: str | None = None
@@ -126,23 +129,15 @@ def parse_member(text: str) -> Member:
       >>> parse_member("fedavg(learning_rate=0.1) + clipped(max_norm=10)").label
       'fedavg+clipped'
     """
-    match = re.fullmatch(rf"\s*(?:({LABEL.pattern})\s*:)?(.*)", text, re.DOTALL)
+    # A colon without a blank behind it is part of a name, package.module:function.
+    match = re.fullmatch(rf"\s*(?:({LABEL.pattern})\s*:\s+)?(.*)", text, re.DOTALL)
     label, rest = match.groups() if match else (None, text)
     specs = parse_sum(rest)
     return Member(label or _names(specs), specs[0], specs[1:])
 
 
 def parse_range(text: str) -> Range:
-    """Reads a range.
-
-    Args:
-      text: `uniform(low, high)`, or `loguniform(low, high)` for a logarithmic one.
-
-    Example:
-      >>> from fedjax_opt.experiments.config import parse_range
-      >>> parse_range("loguniform(1e-3, 1)")
-      Range(low=0.001, high=1.0, logarithmic=True)
-    """
+    """Reads a range."""
     match = RANGE.fullmatch(text)
     if not match:
         raise ValueError(
@@ -152,16 +147,7 @@ def parse_range(text: str) -> Range:
 
 
 def format_range(values: Range) -> str:
-    """The text of a range, as `parse_range` reads it.
-
-    Args:
-      values: the range.
-
-    Example:
-      >>> from fedjax_opt.experiments.config import Range, format_range
-      >>> format_range(Range(0.0, 0.9))
-      'uniform(0.0, 0.9)'
-    """
+    """The text of a range, as `parse_range` reads it."""
     kind = "loguniform" if values.logarithmic else "uniform"
     return f"{kind}({float(values.low)!r}, {float(values.high)!r})"
 
@@ -171,22 +157,6 @@ def grid_of(experiment: Experiment, member: Member) -> dict[str, tuple[Any, ...]
 
     A name in the grid, `learning_rate`, is meant for every algorithm that has such a hyperparameter;
     `label:learning_rate` is meant for one alone, and comes first.
-
-    Args:
-      experiment: the experiment.
-      member: one of its algorithms.
-
-    Returns:
-      Values, or a `Range`, by the names of `hyperparameters`, or of `SETTINGS`.
-
-    Example:
-      >>> from fedjax_opt.experiments.config import Experiment, grid_of, parse_member
-      >>> from fedjax_opt.experiments.specs import parse
-      >>> members = tuple(map(parse_member, ("fedavg", "fedprox")))
-      >>> grid = {"learning_rate": (0.1, 0.3), "mu": (0.01, 0.1), "fedprox:learning_rate": (0.2,)}
-      >>> experiment = Experiment(parse("digits"), members, grid=grid)
-      >>> [grid_of(experiment, member) for member in members]
-      [{'learning_rate': (0.1, 0.3)}, {'learning_rate': (0.2,), 'mu': (0.01, 0.1)}]
     """
     known = varied(member)
     own = f"{member.label}:"
@@ -204,4 +174,4 @@ def varied(member: Member) -> tuple[str, ...]:
 
 
 def _names(specs: tuple[Spec, ...]) -> str:
-    return "+".join(spec.name for spec in specs)
+    return "+".join(spec.name.rpartition(":")[2] for spec in specs)

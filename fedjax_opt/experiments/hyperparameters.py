@@ -50,29 +50,12 @@ def hyperparameters(algorithm: Spec, wrappers: Sequence[Spec] = ()) -> dict[str,
 def replaced(
     algorithm: Spec, wrappers: Sequence[Spec], values: Mapping[str, Any]
 ) -> tuple[Spec, tuple[Spec, ...]]:
-    """The same specs with other hyperparameters.
-
-    Args:
-      algorithm: the algorithm.
-      wrappers: what is around it.
-      values: by the names of `hyperparameters`; numbers may be traced.
-
-    Returns:
-      The algorithm and the wrappers, as `recipes.build` takes them.
-
-    Example:
-      >>> from fedjax_opt.experiments.hyperparameters import replaced
-      >>> from fedjax_opt.experiments.specs import parse
-      >>> specs = parse("fedavg"), [parse("clipped(max_norm=10)")]
-      >>> algorithm, wrappers = replaced(*specs, {"learning_rate": 0.1, "clipped.max_norm": 5})
-      >>> print(algorithm, *wrappers)
-      fedavg(learning_rate=0.1) clipped(max_norm=5)
-    """
+    """The same specs with other hyperparameters."""
     known = hyperparameters(algorithm, wrappers)
     for name, value in values.items():
         if name not in known:
             raise unknown("hyperparameter", name, known, f"There are {', '.join(known)}.")
-        if name in ALGORITHMS[algorithm.name].parameters:
+        if name in find("algorithm", ALGORITHMS, algorithm.name).parameters:
             algorithm = _with(algorithm, [name], value)
         else:
             first, *path = name.split(".")

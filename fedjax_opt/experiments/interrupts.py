@@ -19,15 +19,7 @@ _STOPPING = "Stopping after these rounds, to go on from there later. Once more: 
 
 @contextlib.contextmanager
 def remembered(patient: bool = True) -> Iterator[Callable[[], None]]:
-    """Remembers Ctrl-C and SIGTERM while it lasts.
-
-    Args:
-      patient: whether the first one only asks to stop, at the next check; the second one does not ask.
-        Before the first check there is nothing to lose, and it is stopped at once.
-
-    Yields:
-      A function to call now and then: it raises a `KeyboardInterrupt` if one was asked for, or lost.
-    """
+    """Remembers Ctrl-C and SIGTERM while it lasts."""
     pressed: list[int] = []
     begun = False
 

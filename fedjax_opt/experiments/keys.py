@@ -15,61 +15,80 @@ from fedjax_opt.core.federation import BATCHINGS, WEIGHTINGS
 from fedjax_opt.engine.diagnostics import NAMES
 from fedjax_opt.experiments.experiment import (
     RANGE,
+    Member,
     format_range,
     parse_member,
     parse_range,
 )
 from fedjax_opt.experiments.results import CRITERIA
 from fedjax_opt.experiments.search import Range
-from fedjax_opt.experiments.specs import format_value, parse, parse_value
-
-
-class Kind(NamedTuple):
-    """How the values of a field are read and written.
-
-    Attributes:
-      called: what a file has, for messages.
-      read: from what a file has to the value; a TypeError if it is something else.
-      write: from the value to what a file has.
-      split: from the texts of an option to what a file has.
-      show: from the value to the texts of an option.
-    """
-
-    called: str
-    read: Callable[[Any], Any]
-    write: Callable[[Any], Any]
-    split: Callable[[Sequence[str]], Any]
-    show: Callable[[Any], list[str]]
+from fedjax_opt.experiments.specs import Spec, format_value, parse, parse_value
 
 
 class Key(NamedTuple):
     """A field of an experiment.
 
     Attributes:
-      kind: how its values are read and written.
+      called: what a file has for it, for messages.
+      read: from what a file has to the value; a TypeError if it is something else.
       help: what it means.
       choices: the words that it may be, or be made of; empty if it is no word.
     """
 
-    kind: Kind
+    called: str
+    read: Callable[[Any], Any]
     help: str
     choices: tuple[str, ...] = ()
 
 
 def read(name: str, held: Any) -> Any:
-    """The value of a field.
-
-    Args:
-      name: the field's.
-      held: what a file has.
-    """
-    kind = KEYS[name].kind
+    """The value of a field, from what a file has."""
+    key = KEYS[name]
     try:
-        return kind.read(held)
+        return key.read(held)
     except TypeError:
-        raise ValueError(f"{name} must be {kind.called}, got {held!r}.") from None
+        raise ValueError(f"{name} must be {key.called}, got {held!r}.") from None
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+
+
+def write(value: Any) -> Any:
+    """What a file has for a value."""
+    if isinstance(value, Mapping):
+        return {name: _write_axis(values) for name, values in value.items()}
+    if isinstance(value, (Spec, Member)):
+        return str(value)
+    # A Spec is a tuple, too.
+    return list(map(write, value)) if isinstance(value, (tuple, list)) else value
+
+
+def split(name: str, texts: Sequence[str]) -> Any:
+    """What a file has for the texts of an option."""
+    if name == "algorithms":
+        return list(texts)
+    if name == "grid":
+        return _split_grid(texts)
+    if KEYS[name].called.startswith("a list"):
+        return list(parse_value(f"[{','.join(texts)}]"))
+    if len(texts) != 1:
+        raise TypeError
+    return texts[0] if KEYS[name].read in (_word, _spec) else parse_value(texts[0])
+
+
+def show(value: Any) -> list[str]:
+    """The texts of an option, as `split` takes them."""
+    if isinstance(value, Mapping):
+        return [
+            f"{name}={format_range(v) if isinstance(v, Range) else ','.join(map(format_value, v))}"
+            for name, v in value.items()
+        ]
+    if isinstance(value, (str, Spec)):
+        return [str(value)]
+    if isinstance(value, (tuple, list)):
+        if value and isinstance(value[0], Member):
+            return list(map(str, value))
+        return [",".join(map(format_value, value))]
+    return [format_value(value)]
 
 
 def _of_type(*types: type) -> Callable[[Any], Any]:
@@ -88,32 +107,6 @@ def _list_of(read_one: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]
         return tuple(map(read_one, held))
 
     return read_all
-
-
-def _one(texts: Sequence[str]) -> str:
-    if len(texts) != 1:
-        raise TypeError
-    return texts[0]
-
-
-def _parsed(texts: Sequence[str]) -> Any:
-    return parse_value(_one(texts))
-
-
-def _parsed_all(texts: Sequence[str]) -> Any:
-    return parse_value(f"[{','.join(texts)}]")
-
-
-def _shown(value: Any) -> list[str]:
-    return [format_value(value)]
-
-
-def _shown_all(values: Any) -> list[str]:
-    return [",".join(map(format_value, values))]
-
-
-def _texts(specs: Sequence[Any]) -> list[str]:
-    return list(map(str, specs))
 
 
 def _read_axis(held: Any) -> tuple[Any, ...]:
@@ -137,10 +130,6 @@ def _read_grid(held: Any) -> dict[str, tuple[Any, ...]]:
     return {name: _read_axis(axis) for name, axis in held.items()}
 
 
-def _write_grid(grid: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    return {name: _write_axis(values) for name, values in grid.items()}
-
-
 def _split_grid(texts: Sequence[str]) -> dict[str, Any]:
     found = {}
     for text in texts:
@@ -156,88 +145,86 @@ def _split_grid(texts: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _show_grid(grid: Mapping[str, tuple[Any, ...]]) -> list[str]:
-    return [
-        f"{name}={format_range(values) if isinstance(values, Range) else _shown_all(values)[0]}"
-        for name, values in grid.items()
-    ]
+_word = _of_type(str)
 
 
-_TEXT = _of_type(str)
-WHOLE = Kind("a whole number", _of_type(int), int, _parsed, _shown)
-NUMBER = Kind("a number", _of_type(float, int), float, _parsed, _shown)
-WORD = Kind("a word", _TEXT, str, _one, lambda value: [value])
-SPEC = Kind(
-    "a text, 'name' or 'name(key=value)'",
-    lambda held: parse(_TEXT(held)), str, _one, lambda value: [str(value)],
-)  # fmt: skip
-WHOLES = Kind(
-    "a list of whole numbers, such as [0, 1, 2]",
-    _list_of(_of_type(int)), lambda values: list(map(int, values)), _parsed_all, _shown_all,
-)  # fmt: skip
-WORDS = Kind("a list of words", _list_of(_TEXT), list, _parsed_all, _shown_all)
-MEMBERS = Kind(
+def _spec(held: Any) -> Spec:
+    return parse(_word(held))
+
+
+WHOLE = "a whole number", _of_type(int)
+NUMBER = "a number", _of_type(float, int)
+WORD = "a word", _word
+SPEC = "a text, 'name' or 'name(key=value)'", _spec
+WHOLES = "a list of whole numbers, such as [0, 1, 2]", _list_of(_of_type(int))
+WORDS = "a list of words", _list_of(_word)
+MEMBERS = (
     "a list of texts, such as ['fedavg', 'slow: fedavg(learning_rate=0.01)']",
-    _list_of(lambda held: parse_member(_TEXT(held))), _texts, list, _texts,
-)  # fmt: skip
-GRID = Kind(
+    _list_of(lambda held: parse_member(_word(held))),
+)
+GRID = (
     "a table of hyperparameters that is not empty, each with a list of values or, in a random search,"
     " a range such as 'loguniform(0.001, 1)'",
-    _read_grid, _write_grid, _split_grid, _show_grid,
-)  # fmt: skip
+    _read_grid,
+)
 
 #: The fields of `Experiment` by name, in the order in which a file has them.
 KEYS: dict[str, Key] = {
-    "task": Key(SPEC, "Data, split and model: `fedjax-opt list tasks` shows all."),
+    "task": Key(*SPEC, "Data, split and model: `fedjax-opt list tasks` shows all."),
     "algorithms": Key(
-        MEMBERS,
+        *MEMBERS,
         "What is run, each as 'algorithm(argument=value) + wrapper(argument=value)', and 'label:' before"
         " it if it is to be called otherwise. `fedjax-opt list algorithms` shows all, and `fedjax-opt"
         " list wrappers` what may be put around them. Without any arguments it is as the task suggests.",
     ),
-    "rounds": Key(WHOLE, "Rounds of each run (left out: the task's)."),
-    "seeds": Key(WHOLES, "One run for each: of the initial model and of all that is drawn."),
-    "cohort_size": Key(WHOLE, "Clients in each round (left out: the task's)."),
-    "batch_size": Key(WHOLE, "Examples in a local step (left out: the task's)."),
-    "local_steps": Key(WHOLE, "Local steps of a client in a round (left out: the task's)."),
-    "local_epochs": Key(WHOLE, "Local epochs, in place of local steps (left out: the task's)."),
+    "rounds": Key(*WHOLE, "Rounds of each run (left out: the task's)."),
+    "seeds": Key(*WHOLES, "One run for each: of the initial model and of all that is drawn."),
+    "cohort_size": Key(*WHOLE, "Clients in each round (left out: the task's)."),
+    "batch_size": Key(*WHOLE, "Examples in a local step (left out: the task's)."),
+    "local_steps": Key(*WHOLE, "Local steps of a client in a round (left out: the task's)."),
+    "local_epochs": Key(*WHOLE, "Local epochs, in place of local steps (left out: the task's)."),
     "controller": Key(
-        SPEC,
+        *SPEC,
         "What changes the local steps or the learning rate from round to round (left out: nothing);"
         " `fedjax-opt list controllers` shows all.",
     ),
-    "evaluate_every": Key(WHOLE, "Rounds between evaluations on the test set."),
+    "evaluate_every": Key(*WHOLE, "Rounds between evaluations on the test set."),
     "test_examples": Key(
-        WHOLE, "How many examples of the test set are evaluated, drawn once (left out: all)."
+        *WHOLE, "How many examples of the test set are evaluated, drawn once (left out: all)."
     ),
-    "weighting": Key(WORD, "What the mean over clients weighs them by.", WEIGHTINGS),
-    "batching": Key(WORD, "How a client draws its minibatches.", BATCHINGS),
-    "diagnostics": Key(WORDS, "What to measure of the clients' drift, and of what they send.", NAMES),
+    "weighting": Key(*WORD, "What the mean over clients weighs them by.", WEIGHTINGS),
+    "batching": Key(*WORD, "How a client draws its minibatches.", BATCHINGS),
+    "diagnostics": Key(*WORDS, "What to measure of the clients' drift, and of what they send.", NAMES),
+    "validation": Key(
+        *NUMBER,
+        "The share of each client's training examples that is taken out of it, to choose points of the"
+        " grid by (left out: none, and points are chosen on the test set).",
+    ),
     "samples": Key(
-        WHOLE, "How many points of the grid to draw at random (left out: all of them are tried)."
+        *WHOLE, "How many points of the grid to draw at random (left out: all of them are tried)."
     ),
-    "search_seed": Key(WHOLE, "Of the draw of these points."),
+    "search_seed": Key(*WHOLE, "Of the draw of these points."),
     "metric": Key(
-        WORD,
+        *WORD,
         "What is compared: a metric of the model, and which way is better where its name does not say"
         " it: 'accuracy', 'min rmse' (left out: accuracy, else loss).",
     ),
-    "criterion": Key(WORD, "By what the best hyperparameters are chosen.", tuple(CRITERIA)),
+    "criterion": Key(*WORD, "By what the best hyperparameters are chosen.", tuple(CRITERIA)),
     "smoothing": Key(
-        NUMBER,
+        *NUMBER,
         "The decay of the moving average of a curve before it is judged (0: as it is; FedACG: 0.9).",
     ),
-    "target": Key(NUMBER, "A value of the metric to reach."),
+    "target": Key(*NUMBER, "A value of the metric to reach."),
     "download_mbps": Key(
-        NUMBER, "Megabits per second to a client, for the simulated time (left out: 20)."
+        *NUMBER, "Megabits per second to a client, for the simulated time (left out: 20)."
     ),
-    "upload_mbps": Key(NUMBER, "Megabits per second from a client (left out: 5)."),
+    "upload_mbps": Key(*NUMBER, "Megabits per second from a client (left out: 5)."),
     "device_gflops": Key(
-        NUMBER,
+        *NUMBER,
         "Billions of operations per second of a client (left out: 2.4, a Raspberry Pi 3B+).",
     ),
     "grid": Key(
-        GRID,
+        *GRID,
         "Values to try by hyperparameter: learning_rate = [0.1, 0.3]; of a wrapper,"
         " \"clipped.max_norm\"; of one algorithm alone, \"label:learning_rate\"; or local_steps,"
         " local_epochs. With samples, also a range: learning_rate = \"loguniform(0.001, 1)\".",

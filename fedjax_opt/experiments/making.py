@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from fedjax_opt.experiments.derived import (
+    ANY,
     BOOL,
     NUMBER,
     WHOLE,
@@ -15,31 +16,26 @@ from fedjax_opt.experiments.derived import (
     Choices,
     Parameter,
     Recipe,
+    derive,
 )
 from fedjax_opt.experiments.specs import Spec, unknown
+from fedjax_opt.tasks.own import imported
 
 
 def find(kind: str, recipes: Mapping[str, Recipe], name: str) -> Recipe:
-    """The recipe of a name, or an error with the nearest name that there is.
-
-    Args:
-      kind: what the recipes make, in a word.
-      recipes: the recipes by name.
-      name: which one.
-    """
+    """The recipe of a name, or an error with the nearest name that there is."""
+    if ":" in name:
+        function = imported(kind, name)
+        if not callable(function):
+            raise ValueError(f"{kind} {name!r} must be a function, got {type(function).__name__}.")
+        return derive(name, function, own=True)
     if name not in recipes:
         raise unknown(kind, name, recipes, f"`fedjax-opt list {kind}s` shows all.")
     return recipes[name]
 
 
 def check(kind: str, recipes: Mapping[str, Recipe], spec: Spec) -> Recipe:
-    """The recipe of a spec whose arguments are all known, of the right kind, and enough.
-
-    Args:
-      kind: what the recipes make, in a word.
-      recipes: the recipes by name.
-      spec: which one, and its arguments.
-    """
+    """The recipe of a spec whose arguments are all known, of the right kind, and enough."""
     recipe = find(kind, recipes, spec.name)
     for key, value in spec.arguments.items():
         if key not in recipe.parameters:
@@ -53,15 +49,7 @@ def check(kind: str, recipes: Mapping[str, Recipe], spec: Spec) -> Recipe:
 
 
 def make(kind: str, recipes: Mapping[str, Recipe], spec: Spec, *given: Any, **more: Any) -> Any:
-    """What a spec describes.
-
-    Args:
-      kind: what the recipes make, in a word.
-      recipes: the recipes by name.
-      spec: which one, and its arguments; numbers may be traced.
-      *given: what it is applied to.
-      **more: arguments that the spec does not say.
-    """
+    """What a spec describes."""
     recipe = check(kind, recipes, spec)
     arguments = {
         key: _made(recipe.parameters[key].choices, value) for key, value in spec.arguments.items()
@@ -107,6 +95,10 @@ def _check_part(name: str, choices: Choices, value: Any) -> None:
 
 
 def _fits(kind: str, value: Any) -> bool:
+    if kind == ANY:
+        return True
+    if kind == NUMBER and isinstance(value, str):
+        return False
     if isinstance(value, (bool, np.bool_)):
         return kind == BOOL
     if kind == NUMBER:

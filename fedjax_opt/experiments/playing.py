@@ -1,5 +1,8 @@
 """What `compare` is called with for an experiment that is written down."""
 
+import hashlib
+import pathlib
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,10 +13,11 @@ from jax.tree_util import Partial
 from fedjax_opt.core import Algorithm, Controller, Federation, checks, epochs, scheduled
 from fedjax_opt.core.algorithm import Scheduled
 from fedjax_opt.core.federation import Epochs
+from fedjax_opt.experiments.checking import with_suggestions
 from fedjax_opt.experiments.comparing import Source, compare
 from fedjax_opt.experiments.comparison import Comparison
 from fedjax_opt.experiments.config import to_toml
-from fedjax_opt.experiments.experiment import Experiment, Member
+from fedjax_opt.experiments.experiment import SETTINGS, Experiment, Member
 from fedjax_opt.experiments.hyperparameters import hyperparameters, replaced
 from fedjax_opt.experiments.points import grids_of, trials_of
 from fedjax_opt.experiments.pricing import Device
@@ -22,9 +26,14 @@ from fedjax_opt.experiments.recipes import (
     build,
     build_controller,
     controls_rate,
+    is_own,
     suggested_for,
 )
 from fedjax_opt.experiments.trials import Trial
+from fedjax_opt.tasks.own import ROUNDS, Loaded
+
+#: Tried where nobody says a learning rate, and the task suggests none.
+RATES = (0.01, 0.03, 0.1, 0.3)
 
 
 class Named:
@@ -32,17 +41,15 @@ class Named:
 
     Args:
       member: the text, read.
-      suggested: algorithms of a task: where the member has no arguments at all, and is one of them.
       rate: what sets the learning rate from round to round, from the first one.
     """
 
     def __init__(
         self,
         member: Member,
-        suggested: Mapping[str, Algorithm],
         rate: "Rate | None" = None,
     ) -> None:
-        self._member, self._suggested, self._rate = member, suggested, rate
+        self._member, self._rate = member, rate
 
     @property
     def hyperparameters(self) -> list[str]:
@@ -66,7 +73,7 @@ class Named:
 
     def _built(self, point: Mapping[str, Any]) -> Algorithm:
         specs = replaced(self._member.algorithm, self._member.wrappers, point)
-        return build(*specs, suggested=self._suggested)
+        return build(*specs)
 
     def __str__(self) -> str:
         return str(self._member)
@@ -117,29 +124,10 @@ class Setup(NamedTuple):
 
 
 def set_up(experiment: Experiment, federation: Federation) -> Setup:
-    """All that is to be played for an experiment.
-
-    Args:
-      experiment: the experiment.
-      federation: its task, loaded.
-
-    Returns:
-      A `Setup`.
-
-    Example:
-      >>> import fedjax_opt as fo
-      >>> from fedjax_opt.experiments.config import from_options
-      >>> from fedjax_opt.experiments.playing import set_up
-      >>> experiment = from_options({
-      ...     "task": ["digits"], "algorithms": ["fedavg"], "seeds": ["0,1"],
-      ...     "grid": ["learning_rate=0.1,0.2"],
-      ... })
-      >>> len(set_up(experiment, fo.tasks.digits()).trials)
-      4
-    """
+    """All that is to be played for an experiment."""
+    experiment = with_suggestions(experiment)
     federation = _changed(experiment, federation)
-    suggested = suggested_for(experiment.task)
-    rounds = suggested.rounds if experiment.rounds is None else experiment.rounds
+    rounds = experiment.rounds or suggested_for(experiment.task).rounds
     controller, rate = experiment.controller, None
     if controller is not None and controls_rate(controller):
         rate = Rate(controller, experiment.evaluate_every)
@@ -153,9 +141,7 @@ def set_up(experiment: Experiment, federation: Federation) -> Setup:
             controller, federation.local_steps, experiment.evaluate_every
         )
         federation = federation.replace(local_steps=made)
-    algorithms = {
-        member.label: Named(member, suggested.algorithms, rate) for member in experiment.algorithms
-    }
+    algorithms = {member.label: Named(member, rate) for member in experiment.algorithms}
     grids = grids_of(algorithms, grid_of(experiment))
     trials = trials_of(
         algorithms, federation, grids, experiment.seeds, experiment.samples, experiment.search_seed
@@ -170,21 +156,14 @@ def play(
     command: str = "",
     about: Mapping[str, Any] = {},
 ) -> Comparison:
-    """Plays an experiment into a run directory: `compare` with its fields.
-
-    Args:
-      experiment: the experiment.
-      setup: from `set_up`.
-      output: the directory.
-      command: what runs it.
-      about: what else `about.json` says.
-    """
+    """Plays an experiment into a run directory: `compare` with its fields."""
     return compare(
         setup.algorithms, setup.federation, setup.rounds, grid=grid_of(experiment),
         seeds=experiment.seeds, samples=experiment.samples, search_seed=experiment.search_seed,
         metric=experiment.metric, criterion=experiment.criterion, target=experiment.target,
         smoothing=experiment.smoothing, evaluate_every=experiment.evaluate_every,
-        diagnostics=experiment.diagnostics, device=setup.device, output=output,
+        validation=experiment.validation, diagnostics=experiment.diagnostics, device=setup.device,
+        output=output,
         source=Source(to_toml(experiment), command, about),
     )  # fmt: skip
 
@@ -198,6 +177,57 @@ def grid_of(experiment: Experiment) -> dict[str, Any]:
             found.setdefault(label, {})[own] = values
         else:
             found[name] = values
+    return found
+
+
+def settled(experiment: Experiment, federation: Federation) -> tuple[Experiment, list[str]]:
+    """An experiment on own data with what nobody said, and a sentence for each such thing.
+
+    Where data suggest nothing: 100 rounds, the cohort and the local work of the federation, and each
+    algorithm's learning rate from a grid of four, chosen on a fifth of each client's training examples.
+    """
+    if not is_own(experiment.task):
+        return experiment, []
+    changes: dict[str, Any] = {}
+    if experiment.rounds is None:
+        changes["rounds"] = ROUNDS
+    if experiment.cohort_size is None and federation.cohort is not None:
+        changes["cohort_size"] = federation.cohort.size
+    if experiment.batch_size is None:
+        changes["batch_size"] = federation.batch_size
+    given = experiment.local_steps, experiment.local_epochs
+    varied = {name.rpartition(":")[2] for name in experiment.grid}
+    if given == (None, None) and not varied & {*SETTINGS} and experiment.controller is None:
+        steps = federation.local_steps
+        if isinstance(steps, Epochs):
+            changes["local_epochs"] = int(steps.count)
+    said = [f"{name.replace('_', ' ')} {value}" for name, value in changes.items()]
+    grid = dict(experiment.grid)
+    for member in experiment.algorithms:
+        known = hyperparameters(member.algorithm, member.wrappers)
+        tried = {"learning_rate", f"{member.label}:learning_rate"} & grid.keys()
+        if "learning_rate" in known and known["learning_rate"].value is None and not tried:
+            grid[f"{member.label}:learning_rate"] = RATES
+    if len(grid) > len(experiment.grid):
+        changes["grid"] = grid
+        said.append(f"learning rates {', '.join(map(str, RATES))}")
+        if experiment.validation is None and federation.validation is None:
+            changes["validation"] = 0.2
+            said.append("the best chosen on a fifth of each client's training examples")
+    return experiment._replace(**changes), [f"Not said, so: {'; '.join(said)}."] if said else []
+
+
+def sources_of(experiment: Experiment, task: Loaded) -> dict[str, str]:
+    """The SHA-256 of own data, and of each file that own functions are from."""
+    found = {"data": task.sha256} if task.sha256 else {}
+    specs = [experiment.task, *(spec for member in experiment.algorithms for spec in member[1:2])]
+    names = [spec.name for spec in specs]
+    names += [v for v in experiment.task.arguments.values() if isinstance(v, str)]
+    for name in names:
+        module = sys.modules.get(name.partition(":")[0]) if ":" in name else None
+        path = getattr(module, "__file__", None)
+        if path:
+            found[name] = hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
     return found
 
 
@@ -233,11 +263,7 @@ def _some(examples: Any, count: int | None) -> Any:
 
 
 def device_of(experiment: Experiment) -> Device:
-    """The clients' link and speed: what is not given is the paper's.
-
-    Args:
-      experiment: which may say some of it.
-    """
+    """The clients' link and speed: what is not given is the paper's."""
     given = {name: getattr(experiment, name) for name in ("download_mbps", "upload_mbps")}
     if experiment.device_gflops is not None:
         given["flops_per_second"] = 1e9 * experiment.device_gflops

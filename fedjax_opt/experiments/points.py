@@ -29,16 +29,7 @@ def trials_of(
     samples: int | None = None,
     search_seed: int = 0,
 ) -> list[Trial]:
-    """All trials of a comparison; what does not fit is refused before anything is computed.
-
-    Args:
-      algorithms: by label: an algorithm, or a function of hyperparameters that returns one.
-      federation: what they learn on.
-      grids: of each label, as `grids_of` gives them.
-      seeds: of each point.
-      samples: how many points to draw of each algorithm's grid; None for all of it.
-      search_seed: of that draw.
-    """
+    """All trials of a comparison; what does not fit is refused before anything is computed."""
     if not isinstance(federation, Federation):
         raise ValueError(
             "federation must be a Federation, such as fo.Federation(model, clients, cohort=10,"

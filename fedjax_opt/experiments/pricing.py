@@ -117,11 +117,7 @@ def prices(
 
 
 def minibatch(federation: Federation) -> Any:
-    """The shapes of a minibatch of a federation.
-
-    Args:
-      federation: the federation.
-    """
+    """The shapes of a minibatch of a federation."""
     clients: Any = federation.clients
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(

@@ -1,20 +1,27 @@
 """Algorithms, wrappers, controllers, tasks and their parts by name.
 
-A new algorithm needs nothing here: its clients have SGD. One that is named by the optimiser of its
-clients, such as `fedgbo-adam`, is in `_NAMED_BY_OPTIMIZER`.
+A name is that of a public function of its room which returns such a thing. A new algorithm needs
+nothing here: its clients have SGD. One that is named by the optimiser of its clients, such as
+`fedgbo-adam`, is in `_NAMED_BY_OPTIMIZER`.
 """
 
+import contextlib
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from jax.tree_util import Partial
 
 from fedjax_opt import algorithms as alg
 from fedjax_opt import bounds, compression, controllers, optimizers, tasks
 from fedjax_opt import wrappers as around
+from fedjax_opt.compression import Codec
 from fedjax_opt.core import Algorithm, Controller, Federation
 from fedjax_opt.experiments.derived import Choices, Part, Recipe, derive
-from fedjax_opt.experiments.making import make
+from fedjax_opt.experiments.making import check, make
 from fedjax_opt.experiments.specs import Spec
+from fedjax_opt.optimizers import Triple
+from fedjax_opt.tasks.own import ROUNDS, Loaded, load_files
 from fedjax_opt.wrappers import aggregators
 
 
@@ -65,60 +72,35 @@ ALGORITHMS: dict[str, Recipe] = {
     **_each((alg.pfedme,), _clients(optimizers.sgd, learning_rate="inner_learning_rate")),
 }
 
+
+def _returning(room: Any, kind: Any, **rest: Any) -> dict[str, Recipe]:
+    """The public functions of a room that return a kind of thing, if a spec can say what they take."""
+    found = {}
+    for name, function in vars(room).items():
+        if inspect.isfunction(function) and function.__annotations__.get("return") is kind:
+            kinds = {p.kind for p in inspect.signature(function).parameters.values()}
+            with contextlib.suppress(ValueError):
+                if inspect.Parameter.VAR_POSITIONAL not in kinds:
+                    found[name] = derive(name, function, **rest)
+    return found
+
+
 #: Optimisers of a server by name.
-OPTIMIZERS: dict[str, Recipe] = _each(
-    (*_THREE, optimizers.sgd, optimizers.adagrad, optimizers.yogi)
-)
-
+OPTIMIZERS: dict[str, Recipe] = _returning(optimizers, Triple)
 #: Codecs by name; several in a list are a chain.
-CODECS: dict[str, Recipe] = _each(
-    (
-        compression.top_k,
-        compression.random_k,
-        compression.uniform,
-        compression.exponential,
-        compression.sign,
-        compression.ternary,
-        compression.ce_fedavg,
-    )
-)
+CODECS: dict[str, Recipe] = _returning(compression, Codec)
 _CODEC = Choices("codec", CODECS, join=compression.chain)
-CODECS |= _each((compression.excluding,), choices={"codec": _CODEC})
-
+CODECS |= _returning(compression, Codec, choices={"codec": _CODEC})
 #: Rules of aggregation by name.
-AGGREGATORS: dict[str, Recipe] = _each(
-    (
-        aggregators.weighted_mean,
-        aggregators.uniform_mean,
-        aggregators.coordinate_median,
-        aggregators.trimmed_mean,
-        aggregators.geometric_median,
-    )
-)
-
+AGGREGATORS: dict[str, Recipe] = _returning(aggregators, Partial)
 _PARTS = {
     "upload": _CODEC,
     "download": _CODEC,
     "aggregator": Choices("aggregator", AGGREGATORS),
     "optimizer": Choices("optimizer", OPTIMIZERS),
 }
-
 #: Wrappers by name; `build` takes the algorithm first.
-WRAPPERS: dict[str, Recipe] = _each(
-    (
-        around.proximal,
-        around.max_entropy,
-        around.contrastive,
-        around.weight_decay,
-        around.clipped,
-        around.private,
-        around.compressed,
-        around.aggregated,
-        around.server_optimizer,
-    ),
-    choices=_PARTS,
-    given=("algorithm",),
-)
+WRAPPERS: dict[str, Recipe] = _returning(around, Algorithm, choices=_PARTS, given=("algorithm",))
 
 
 def _one_step(initial_steps: Any) -> Controller:
@@ -151,7 +133,9 @@ CONTROLLERS: dict[str, Recipe] = {
 }
 
 #: Tasks by name.
-TASKS: dict[str, Recipe] = _each(getattr(tasks, name) for name in tasks.NAMES)
+TASKS: dict[str, Recipe] = _each(
+    [tasks.from_files, *(getattr(tasks, name) for name in tasks.NAMES)]
+)
 
 #: All of them, by what they make.
 RECIPES: dict[str, dict[str, Recipe]] = {
@@ -165,18 +149,12 @@ RECIPES: dict[str, dict[str, Recipe]] = {
 }
 
 
-def build(
-    algorithm: Spec,
-    wrappers: Sequence[Spec] = (),
-    suggested: Mapping[str, Algorithm] | None = None,
-) -> Algorithm:
+def build(algorithm: Spec, wrappers: Sequence[Spec] = ()) -> Algorithm:
     """The algorithm that specs describe.
 
     Args:
       algorithm: a name of `ALGORITHMS`, and its hyperparameters. Numbers may be traced.
       wrappers: names of `WRAPPERS` with theirs, the innermost first.
-      suggested: algorithms of a task (`Suggested.algorithms`): where `algorithm` has no arguments at
-        all, and is one of them, that is what is wrapped.
 
     Returns:
       An `Algorithm`.
@@ -190,10 +168,7 @@ def build(
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"wrapper {name!r} is given {names.count(name)} times: give it once.")
-    if suggested and not algorithm.arguments and algorithm.name in suggested:
-        made = suggested[algorithm.name]
-    else:
-        made = make("algorithm", ALGORITHMS, algorithm)
+    made = make("algorithm", ALGORITHMS, algorithm)
     for wrapper in wrappers:
         made = make("wrapper", WRAPPERS, wrapper, made)
     return made
@@ -239,19 +214,32 @@ def load_task(task: Spec) -> Federation:
       >>> load_task(parse("digits(num_clients=50)")).num_clients
       50
     """
-    return make("task", TASKS, task)
+    return load(task).federation
+
+
+def load(task: Spec) -> Loaded:
+    """A task's federation, and what is said of it before it starts.
+
+    Args:
+      task: a name of `TASKS`, or package.module:function, and its arguments.
+    """
+    if task.name == "from_files":
+        check("task", TASKS, task)
+        given = {k: list(v) if isinstance(v, tuple) else v for k, v in task.arguments.items()}
+        return load_files(**given)
+    made = make("task", TASKS, task)
+    if not isinstance(made, Federation):
+        raise ValueError(f"task {task.name!r} must return a Federation, got {type(made).__name__}.")
+    return Loaded(made, [])
+
+
+def is_own(task: Spec) -> bool:
+    """Whether a task is somebody's own data, for which nothing is suggested."""
+    return task.name not in tasks.NAMES
 
 
 def suggested_for(task: Spec) -> tasks.Suggested:
-    """For how many rounds a task is trained, and with which algorithms.
-
-    Args:
-      task: a name of `TASKS`, and its arguments.
-
-    Example:
-      >>> from fedjax_opt.experiments.recipes import suggested_for
-      >>> from fedjax_opt.experiments.specs import parse
-      >>> suggested_for(parse("digits(num_clients=50)")).rounds
-      300
-    """
+    """For how many rounds a task is trained, and with which algorithms."""
+    if is_own(task):
+        return tasks.Suggested(ROUNDS, {})
     return tasks.suggested(task.name, task.arguments.get("local_steps"))

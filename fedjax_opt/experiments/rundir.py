@@ -159,6 +159,7 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
         if (self.path / _ABOUT).exists():
             found = read(self.path)
+            _check_sources(self.path, found.about.get("sources", {}), about.get("sources", {}))
             _check_same(self.path, found, config, trials)
             self.records, self._about = found.records, found.about
             known = self._about.get("trials", {})
@@ -291,6 +292,17 @@ def _within(old: Any, new: Any) -> bool:
     if isinstance(old, list) and isinstance(new, list):
         return all(value in new for value in old)
     return old == new
+
+
+def _check_sources(path: pathlib.Path, there: Mapping[str, str], here: Mapping[str, str]) -> None:
+    """Refuses to go on with other data, or other code of one's own."""
+    for name in sorted(there.keys() & here.keys()):
+        if there[name] != here[name]:
+            raise ValueError(
+                f"{path} holds another run: {name} was changed since. Its SHA-256 is"
+                f" {there[name]:.12}... there and {here[name]:.12}... here. Choose another directory, or"
+                " delete that one."
+            )
 
 
 def _check_same(path: pathlib.Path, found: Results, config: str, trials: Mapping[str, str]) -> None:

@@ -1,6 +1,6 @@
 """One syntax for a named thing with arguments: `fedprox(learning_rate=0.1, mu=0.01)`.
 
-    spec      name  or  name(key=value, ...)
+    spec      name  or  name(key=value, ...), where a name may be package.module:function
     value     a number (10, 1e-3, inf), true, false, a word, a "quoted" or 'quoted' text,
               a list [value, ...], or a spec with its parentheses: top_k(sparsity=0.9)
 
@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+# Also where a function is, package.module:function.
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*|[A-Za-z][A-Za-z0-9_-]*")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORD = re.compile(r"""[^\s,=()\[\]"']+""")
 _SPACE = re.compile(r"\s*")
@@ -68,19 +69,7 @@ def parse(text: str) -> Spec:
 
 
 def parse_sum(text: str) -> tuple[Spec, ...]:
-    """Reads specs with `+` between them: an algorithm and what is wrapped around it.
-
-    Args:
-      text: such as `fedavg(learning_rate=0.1) + clipped(max_norm=10)`.
-
-    Returns:
-      At least one `Spec`.
-
-    Example:
-      >>> from fedjax_opt.experiments.specs import parse_sum
-      >>> [spec.name for spec in parse_sum("fedavg + weight_decay(rate=0.001) + clipped(max_norm=10)")]
-      ['fedavg', 'weight_decay', 'clipped']
-    """
+    """Reads specs with `+` between them: an algorithm and what is wrapped around it."""
     reader = _Reader(text)
     specs = [reader.spec()]
     while reader.mark("+"):
@@ -90,19 +79,7 @@ def parse_sum(text: str) -> tuple[Spec, ...]:
 
 
 def parse_value(text: str) -> Any:
-    """Reads one value.
-
-    Args:
-      text: as it would stand behind `key=`.
-
-    Returns:
-      A number, a bool, a string, a tuple or a `Spec`.
-
-    Example:
-      >>> from fedjax_opt.experiments.specs import parse_value
-      >>> parse_value("[1e-3, yes, 'a, b']")
-      (0.001, 'yes', 'a, b')
-    """
+    """Reads one value."""
     reader = _Reader(text)
     value = reader.value()
     reader.end("the end")
@@ -110,16 +87,7 @@ def parse_value(text: str) -> Any:
 
 
 def format_value(value: Any) -> str:
-    """The text of a value, as `parse_value` reads it.
-
-    Args:
-      value: what an argument of a spec may be.
-
-    Example:
-      >>> from fedjax_opt.experiments.specs import format_value
-      >>> format_value((1, 0.5, True, "word", "true"))
-      '[1, 0.5, true, word, "true"]'
-    """
+    """The text of a value, as `parse_value` reads it."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Spec):
@@ -139,18 +107,7 @@ def format_value(value: Any) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that is most like another one; empty if none is.
-
-    Args:
-      name: what somebody typed; capitals, and `-` for `_`, do not matter.
-      known: the names that there are. One of the same letters comes first, then the shortest that has
-        all of `name` in it.
-
-    Example:
-      >>> from fedjax_opt.experiments.specs import nearest
-      >>> nearest("Fed-Prx", ["fedavg", "fedprox", "feddyn"])
-      'fedprox'
-    """
+    """The known name that is most like another one; empty if none is."""
     form, by_form = _loose(name), {_loose(other): other for other in known}
     found = [other for other in by_form if sorted(other) == sorted(form)]
     found += sorted((other for other in by_form if len(form) > 2 and form in other), key=len)
@@ -159,19 +116,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def unknown(what: str, name: str, known: Iterable[str], advice: str) -> ValueError:
-    """The error for a name that is not known, with the nearest one that is.
-
-    Args:
-      what: what it should be the name of.
-      name: the name.
-      known: the names that there are.
-      advice: a sentence on what to do.
-
-    Example:
-      >>> from fedjax_opt.experiments.specs import unknown
-      >>> print(unknown("key", "round", ["rounds", "seeds"], "Correct it."))
-      key 'round' is not known. Did you mean 'rounds'? Correct it.
-    """
+    """The error for a name that is not known, with the nearest one that is."""
     near = nearest(name, known)
     hint = f" Did you mean {near!r}?" if near else ""
     return ValueError(f"{what} {name!r} is not known.{hint} {advice}")

@@ -55,17 +55,7 @@ class Plan(NamedTuple):
 def plans(
     strategy: str | Strategy, clients: str | Strategy, num_trials: int, cohort_size: int
 ) -> list[Plan]:
-    """How trials may be executed, from the fastest to the smallest.
-
-    Args:
-      strategy: how to execute the axis of trials.
-      clients: how to execute the clients of each.
-      num_trials: M.
-      cohort_size: S.
-
-    Returns:
-      One plan; several where 'auto' is to be settled by the memory of an accelerator.
-    """
+    """How trials may be executed, from the fastest to the smallest."""
     on_cpu = jax.default_backend() == "cpu"
     num_devices = jax.device_count()
     asked, inside = strategies.resolve(strategy), strategies.resolve(clients)
@@ -109,13 +99,7 @@ def plans(
 
 
 def fit(options: list[Plan], needed_bytes: Callable[[Plan], int], free: float | None) -> Plan:
-    """The first plan whose compiled program fits into the memory, or else the last.
-
-    Args:
-      options: plans, from the fastest to the smallest.
-      needed_bytes: a plan -> the memory that its compiled program reports.
-      free: the bytes that may be used; None for what the device has free.
-    """
+    """The first plan whose compiled program fits into the memory, or else the last."""
     if len(options) == 1:
         return options[0]
     if free is None:
@@ -205,12 +189,7 @@ def begin(shared: Shared, wave: Axis, setup: Setup) -> Any:
 
 @partial(jax.jit, static_argnames="setup", donate_argnames="states")
 def play(shared: Shared, wave: Axis, states: Any, count: Any, setup: Setup) -> tuple[Any, Any, Any]:
-    """The next `count` rounds of a wave of trials.
-
-    Returns:
-      The states, the rounds' `Info` with room for `setup.length` rounds, and the metrics on the test
-      sets after them; all with the trials on the leading axis.
-    """
+    """The next `count` rounds of a wave of trials."""
 
     def one(shared_and_count, trial_and_state):
         (shared, count), (trial, state) = shared_and_count, trial_and_state

@@ -13,6 +13,7 @@ from fedjax_opt.tasks.images import mnist_users as mnist_users
 from fedjax_opt.tasks.language import plays as plays
 from fedjax_opt.tasks.language import sent140 as sent140
 from fedjax_opt.tasks.language import shakespeare as shakespeare
+from fedjax_opt.tasks.own import from_files as from_files
 from fedjax_opt.tasks.sensors import activity as activity
 from fedjax_opt.tasks.suggested import Suggested as Suggested
 from fedjax_opt.tasks.suggested import suggested as suggested

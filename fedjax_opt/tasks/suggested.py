@@ -1,22 +1,13 @@
 """For how many rounds each task is trained, and with which algorithms."""
 
-from collections.abc import Callable
+import inspect
 from typing import NamedTuple
 
-from fedjax_opt.algorithms import (
-    ce_fedavg,
-    compressed_fedavg,
-    fedacg,
-    fedavg,
-    fedgbo,
-    mfl,
-    scaffold,
-)
+from fedjax_opt import algorithms, optimizers, wrappers
 from fedjax_opt.core import Algorithm, checks
-from fedjax_opt.optimizers import adam, sgd, sgdm
+from fedjax_opt.tasks.own import read_call
 from fedjax_opt.tasks.tuned import TASKS as TUNED
 from fedjax_opt.tasks.tuned import tuned
-from fedjax_opt.wrappers import clipped, weight_decay
 
 
 class Suggested(NamedTuple):
@@ -24,8 +15,8 @@ class Suggested(NamedTuple):
 
     Attributes:
       rounds: for how many rounds: the paper's, where the task follows one.
-      algorithms: algorithms by name, with hyperparameters that suit the task: the paper's where it gives
-        them, else from a search of ours.
+      texts: algorithms by name, with hyperparameters that suit the task: the paper's where it gives
+        them, else from a search of ours; as the command line takes them.
       metric: what is looked at. Where a federation has a `client_test` it is that of each client's own
         model on its own examples, every client counting once.
 
@@ -38,19 +29,24 @@ class Suggested(NamedTuple):
     """
 
     rounds: int
-    algorithms: dict[str, Algorithm]
+    texts: dict[str, str]
     metric: str = "accuracy"
+
+    @property
+    def algorithms(self) -> dict[str, Algorithm]:
+        """All algorithms by name."""
+        return {name: _built(text) for name, text in self.texts.items()}
 
     def algorithm(self, name: str) -> Algorithm:
         """An algorithm with the task's hyperparameters.
 
         Args:
-          name: one of `algorithms`.
+          name: one of `texts`.
         """
-        if name not in self.algorithms:
-            names = ", ".join(sorted(self.algorithms))
+        if name not in self.texts:
+            names = ", ".join(sorted(self.texts))
             raise ValueError(f"name must be one of {names}, got {name!r}.")
-        return self.algorithms[name]
+        return _built(self.texts[name])
 
 
 def suggested(name: str, local_steps: int | None = None) -> Suggested:
@@ -76,51 +72,69 @@ def suggested(name: str, local_steps: int | None = None) -> Suggested:
     checks.choice("name", name, (*_SUGGESTED, *TUNED))
     if local_steps is not None:
         raise ValueError(f"local_steps must be left out for {name}, got {local_steps!r}.")
-    rounds, algorithms = _SUGGESTED[name]
-    return Suggested(rounds, algorithms())
+    return Suggested(*_SUGGESTED[name])
 
 
-def _three(fedavg_rate: float, fedgbo_rate: float, scaffold_rate: float) -> dict[str, Algorithm]:
+def _built(text: str) -> Algorithm:
+    """The algorithm of a text: numbers go to the constructor or to the optimiser that takes them."""
+    first, *around = text.split(" + ")
+    name, _, rest = first.partition("(")
+    name, _, optimiser = name.partition("-")
+    _, _, numbers = read_call("algorithm", f"f({rest}")
+    make = getattr(algorithms, name)
+    clients = optimiser or ("adam" if name == "ce_fedavg" else "sgd")
+    parts = {"optimizer": clients}
+    if "server" in inspect.signature(make).parameters:
+        parts = {"optimizer": "sgd", "server": clients}
+    made = {}
+    for slot, part in reversed(parts.items()):
+        constructor = getattr(optimizers, part)
+        names = {n: n for n in inspect.signature(constructor).parameters}
+        if slot == "server":
+            names["learning_rate"] = "server_learning_rate"
+        own = {n: numbers.pop(given) for n, given in names.items() if given in numbers}
+        made[slot] = constructor(**own)
+    algorithm = make(**made, **numbers)
+    for wrapper in around:
+        name, _, given = read_call("wrapper", wrapper)
+        algorithm = getattr(wrappers, name)(algorithm, **given)
+    return algorithm
+
+
+def _three(fedavg_rate: float, fedgbo_rate: float, scaffold_rate: float) -> dict[str, str]:
     """FedAvg, FedGBO with SGDm and SCAFFOLD, each with a step size of its own."""
     return {
-        "fedavg": fedavg(sgd(fedavg_rate)),
-        "fedgbo-sgdm": fedgbo(sgdm(fedgbo_rate, beta=0.9)),
-        "scaffold": scaffold(sgd(scaffold_rate)),
+        "fedavg": f"fedavg(learning_rate={fedavg_rate})",
+        "fedgbo-sgdm": f"fedgbo-sgdm(learning_rate={fedgbo_rate}, beta=0.9)",
+        "scaffold": f"scaffold(learning_rate={scaffold_rate})",
     }
 
 
-def _of_cifar() -> dict[str, Algorithm]:
-    """FedACG's, with its weight decay; the norm that gradients are clipped at is ours."""
-    made = {
-        "fedavg": fedavg(sgd(0.1)),
-        "fedacg": fedacg(sgd(0.1), 0.85, 0.01),
-        "scaffold": scaffold(sgd(0.1)),
-    }
-    return {name: clipped(weight_decay(each, 0.001), 10.0) for name, each in made.items()}
-
-
-def _of_mnist_shards() -> dict[str, Algorithm]:
-    """Also those that compress, with the sparsity that the thesis has."""
-    moments = adam(0.001, b1=0.9, b2=0.999, eps=1e-8, initial_v=0.0)
-    return {
-        **_three(0.2, 0.4, 0.1),
-        "mfl-adam": mfl(moments),
-        "ce_fedavg": ce_fedavg(moments, 0.6),
-        "compressed_fedavg": compressed_fedavg(sgd(0.2), 0.6),
-    }
-
-
-# Functions, since a number of an algorithm may be on the device, which is not chosen at import.
-_SUGGESTED: dict[str, tuple[int, Callable[[], dict[str, Algorithm]]]] = {
-    "activity": (150, lambda: _three(0.1, 0.3, 0.1)),
-    "cifar10_dirichlet": (1000, _of_cifar),
-    "cifar100_dirichlet": (1000, _of_cifar),
+# FedACG's, with its weight decay; the norm that gradients are clipped at is ours.
+_CLIPPED = " + weight_decay(rate=0.001) + clipped(max_norm=10.0)"
+_CIFAR = {
+    "fedavg": f"fedavg(learning_rate=0.1){_CLIPPED}",
+    "fedacg": f"fedacg(learning_rate=0.1, momentum=0.85, beta=0.01){_CLIPPED}",
+    "scaffold": f"scaffold(learning_rate=0.1){_CLIPPED}",
+}
+_MOMENTS = "learning_rate=0.001, b1=0.9, b2=0.999, eps=1e-08, initial_v=0.0"
+# Also those that compress, with the sparsity that the thesis has.
+_MNIST_SHARDS = {
+    **_three(0.2, 0.4, 0.1),
+    "mfl-adam": f"mfl-adam({_MOMENTS})",
+    "ce_fedavg": f"ce_fedavg({_MOMENTS}, sparsity=0.6)",
+    "compressed_fedavg": "compressed_fedavg(learning_rate=0.2, sparsity=0.6)",
+}
+_SUGGESTED: dict[str, tuple[int, dict[str, str]]] = {
+    "activity": (150, _three(0.1, 0.3, 0.1)),
+    "cifar10_dirichlet": (1000, _CIFAR),
+    "cifar100_dirichlet": (1000, _CIFAR),
     # Step sizes that did well in one sweep over 0.05 to 1.6 on another split.
-    "digits": (300, lambda: _three(0.4, 0.4, 0.1)),
-    "digits_users": (100, lambda: {"fedavg": fedavg(sgd(0.1))}),
-    "fashion_mnist_dirichlet": (100, lambda: _three(0.3, 0.3, 0.1)),
-    "femnist": (10_000, lambda: {"fedavg": fedavg(sgd(0.3))}),
-    "mnist_shards": (200, _of_mnist_shards),
-    "mnist_users": (150, lambda: {"fedavg": fedavg(sgd(0.3))}),
-    "plays": (1000, lambda: _three(1.0, 3.0, 1.0)),
+    "digits": (300, _three(0.4, 0.4, 0.1)),
+    "digits_users": (100, {"fedavg": "fedavg(learning_rate=0.1)"}),
+    "fashion_mnist_dirichlet": (100, _three(0.3, 0.3, 0.1)),
+    "femnist": (10_000, {"fedavg": "fedavg(learning_rate=0.3)"}),
+    "mnist_shards": (200, _MNIST_SHARDS),
+    "mnist_users": (150, {"fedavg": "fedavg(learning_rate=0.3)"}),
+    "plays": (1000, _three(1.0, 3.0, 1.0)),
 }

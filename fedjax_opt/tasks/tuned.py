@@ -13,27 +13,26 @@ import csv
 import functools
 from importlib import resources
 
-from fedjax_opt import algorithms as alg
-from fedjax_opt.core import Algorithm
-from fedjax_opt.optimizers import Triple, adam, rmsprop, sgd, sgdm
-
+# What a constructor calls a column of the table.
+_NAMES = {"adam": {"beta": "b1"}, "fedprox": {"penalty": "mu"}, "fedmax": {"penalty": "beta"}}
 _NUMBERS = ("learning_rate", "server_learning_rate", "beta", "b2", "eps", "penalty")
 LOCAL_STEPS = (10, 50)
 #: The tasks of the paper.
 TASKS = ("cifar100_pam", "femnist_cnn", "sent140", "shakespeare")
 
 
-def tuned(task: str, local_steps: int) -> dict[str, Algorithm]:
-    """The algorithms of one of `TASKS`; with an adaptive optimiser `<algorithm>-<optimiser>`."""
+def tuned(task: str, local_steps: int) -> dict[str, str]:
+    """The algorithms of one of `TASKS` as texts, by `<algorithm>` or `<algorithm>-<optimiser>`."""
     if local_steps not in LOCAL_STEPS:
         raise ValueError(f"local_steps must be 10 or 50, as in the paper, got {local_steps!r}.")
     found = {}
     for row in _rows():
         if (row["task"], int(row["local_steps"])) == (task, local_steps):
-            numbers = {name: float(row[name]) for name in _NUMBERS if row[name]}
             name, optimiser = row["algorithm"], row["optimiser"]
             key = name if optimiser == "sgd" else f"{name}-{optimiser}"
-            found[key] = _algorithm(name, optimiser, numbers)
+            names = _NAMES.get(optimiser, {}) | _NAMES.get(name, {})
+            numbers = [f"{names.get(n, n)}={float(row[n])!r}" for n in _NUMBERS if row[n]]
+            found[key] = f"{key}({', '.join(numbers)})"
     return found
 
 
@@ -42,23 +41,3 @@ def _rows() -> tuple[dict[str, str], ...]:
     file = resources.files("fedjax_opt.tasks").joinpath("fedgbo_hyperparameters.csv")
     with file.open(encoding="utf-8") as stream:
         return tuple(csv.DictReader(stream))
-
-
-def _triple(optimiser: str, rate: float, numbers: dict[str, float]) -> Triple:
-    if optimiser == "sgdm":
-        return sgdm(rate, numbers["beta"])
-    if optimiser == "rmsprop":
-        return rmsprop(rate, numbers["beta"], numbers["eps"], initial_v=1.0)
-    return adam(rate, numbers["beta"], numbers["b2"], numbers["eps"], initial_v=1.0)
-
-
-def _algorithm(name: str, optimiser: str, numbers: dict[str, float]) -> Algorithm:
-    rate = numbers["learning_rate"]
-    if name == "fedavg":
-        return alg.fedavg(sgd(rate))
-    if name in ("fedprox", "fedmax"):
-        return getattr(alg, name)(sgd(rate), numbers["penalty"])
-    if name == "adaptive_fedopt":
-        server = _triple(optimiser, numbers["server_learning_rate"], numbers)
-        return alg.adaptive_fedopt(sgd(rate), server)
-    return getattr(alg, name)(_triple(optimiser, rate, numbers))

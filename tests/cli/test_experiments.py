@@ -421,3 +421,108 @@ def test_help_tells_defaults_and_offers_only_what_is_taken(command):
     assert "test set. (default: 10)" in told["run"] and "drawn. (default: 0)" in told["run"]
     assert "(default: client_distance)" in told["compare"]
     assert "(default: client_distance)" not in told["run"]
+
+
+@pytest.fixture
+def letters(folder):
+    """A table of twenty users; what they buy follows from two numbers."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 2))
+    lines = [f"u{i % 20},{a:.4f},{b:.4f},{'yes' if a > b else 'no'}" for i, (a, b) in enumerate(x)]
+    (folder / "letters.csv").write_text("\n".join(["user,a,b,buys", *lines]))
+    return "--data letters.csv --client user --label buys"
+
+
+OWN = """
+import fedjax_opt as fo
+
+
+def federation(num_clients=8):
+    model, clients, _ = fo.data.quadratics(num_clients=num_clients, dimension=3)
+    return fo.Federation(
+        model, clients, cohort=4, local_steps=5, batch_size=1, test=clients.examples
+    )
+
+
+def halved(learning_rate, share: float = 0.5):
+    return fo.fedavg(fo.optimizers.sgd(share * learning_rate))
+"""
+
+
+@pytest.mark.slow
+def test_own_data_from_a_file_to_a_page(command, folder, letters):
+    """All that nobody said is on the screen, in the file, and on the page."""
+    text = f"compare {letters} fedavg 'big: scaffold' --rounds 4 --evaluate-every 2 --output own"
+    status, printed, errors = command(text)
+    assert status == 0, errors
+    for line in (
+        "a     numeric",
+        "buys  label",
+        "20 clients",
+        "Model: mlp(hidden=[64]), 2 classes.",
+    ):
+        assert line in printed
+    for line in ("cohort size 10; batch size 32; local epochs 1", "learning rates 0.01, 0.03, 0.1"):
+        assert line in " ".join(printed.split())
+    config = tomllib.loads((folder / "own" / "config.toml").read_text())
+    assert config["task"] == "from_files(path=letters.csv, client=user, label=buys)"
+    assert (config["cohort_size"], config["local_epochs"], config["validation"]) == (10, 1, 0.2)
+    assert config["grid"]["big:learning_rate"] == [0.01, 0.03, 0.1, 0.3]
+    page = (folder / "own" / "report.html").read_text()
+    assert "letters: 2 algorithms" in page and "Not said, so: cohort size 10" in page
+    assert "optimistic" not in page, "points are chosen on validation examples"
+    found = read(folder / "own")
+    assert len(found.curves) == 8 and found.rule.chosen_by == "validation_accuracy"
+    again = command(found.about["command"].removeprefix("fedjax-opt "))
+    assert again[0] == 0 and again[1].splitlines()[-1] == printed.splitlines()[-1]
+    assert command("report own --output other.html")[0] == 0
+    with open(folder / "letters.csv", "a") as file:
+        file.write("\nu1,0.5,0.1,yes")
+    status, _, errors = command(text)
+    assert status == 2 and "own holds another run: data was changed since" in errors
+
+
+@pytest.mark.slow
+def test_own_functions_by_their_import_paths(command, folder, monkeypatch):
+    (folder / "own_functions.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(folder))
+    text = (
+        "compare --task 'own_functions:federation(num_clients=6)' fedavg"
+        " 'own_functions:halved(share=0.25)' --grid learning_rate=0.1,0.2 --rounds 4 --seeds 0"
+        " --output functions"
+    )
+    status, printed, errors = command(text)
+    assert status == 0, errors
+    assert "halved: learning_rate=0.2" in printed and "last loss" in printed
+    found = read(folder / "functions")
+    assert found.about["facts"]["clients"] == 6
+    assert set(found.about["sources"]) == {"own_functions:federation", "own_functions:halved"}
+    (folder / "own_functions.py").write_text(OWN + "\n# changed\n")
+    status, _, errors = command(text)
+    assert status == 2 and "own_functions:federation was changed since" in errors
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("run --data nowhere.csv --label y fedavg", "nowhere.csv"),
+        ("run --data letters.csv fedavg", "label must name the column to predict"),
+        ("run --data letters.csv --label bys fedavg", "bys"),
+        ("run --data letters.csv --label buys --task digits fedavg", "give one of them"),
+        ("run digits fedavg --label buys", "--label is of own data: give --data FILE as well"),
+        ("run --data letters.csv --label buys --split sorted fedavg", "split must be one of iid"),
+        ("run --data letters.csv --label buys --num-clients many fedavg", "num_clients must be"),
+        ("run --data letters.csv --label buys --model mpl fedavg", "model must be 'linear'"),
+        ("run --data letters.csv --label buys --test 2 fedavg", "test must lie in"),
+        ("run --data letters.csv --label buys fedavgg", "Did you mean 'fedavg'?"),
+        ("run --data letters.csv --label buys", "algorithms is missing"),
+        ("run --data letters.csv --label buys --validation 2 fedavg", "validation must lie in"),
+        ("run --task nowhere:federation fedavg", "task 'nowhere:federation' cannot be imported"),
+        ("run --task json:dumps(x=1) fedavg", "dumps"),
+        ("run digits json:dumpz", "algorithm 'json:dumpz' cannot be imported"),
+        ("run digits json:__name__", "algorithm 'json:__name__' must be a function, got str"),
+    ],
+)
+def test_own_things_that_do_not_fit_are_refused(command, letters, text, message):
+    status, _, errors = command(f"{text} --rounds 2")
+    assert status == 2 and errors.startswith("fedjax-opt: ") and message in errors

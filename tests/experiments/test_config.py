@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import fedjax_opt as fo
 from fedjax_opt.experiments import results
+from fedjax_opt.experiments.checking import with_suggestions
 from fedjax_opt.experiments.config import (
     KEYS,
     Experiment,
@@ -76,7 +77,7 @@ def experiments(draw):
     )
     if controller == parse("eta-rounds"):
         members = members[1:]
-    return Experiment(
+    made = Experiment(
         task=draw(st.sampled_from(TASKS)),
         algorithms=tuple(members),
         rounds=draw(a_whole(1)),
@@ -102,6 +103,7 @@ def experiments(draw):
         upload_mbps=draw(st.none() | st.floats(0.001, 1e6)),
         device_gflops=draw(st.none() | st.floats(0.001, 1e6)),
     )  # fmt: skip
+    return with_suggestions(made)
 
 
 def looks(experiment):
@@ -143,12 +145,17 @@ def test_defaults_are_those_of_a_run():
     defaults = fields | fo.simulate.__kwdefaults__
     for name in ("evaluate_every", "weighting", "batching", "diagnostics"):
         assert getattr(experiment, name) == defaults[name]
-    assert to_options(experiment) == {"task": ["digits"], "algorithms": ["fedavg"]}
+    assert to_options(experiment) == {
+        "task": ["digits"],
+        "algorithms": ["fedavg(learning_rate=0.4)"],
+    }
 
 
 def test_odd_characters_survive():
     odd = 'a\\b "c" \x7f\n\tü🙂'
-    experiment = Experiment(Spec("femnist", {"folder": odd}), (parse_member("fedavg"),))
+    experiment = Experiment(
+        Spec("femnist", {"folder": odd}), (parse_member("fedprox(mu=1, learning_rate=1)"),)
+    )
     assert from_toml(to_toml(experiment)) == experiment
     assert from_options(to_options(experiment)) == experiment
 
@@ -175,7 +182,8 @@ def test_members(text, label, names):
 
 def test_members_that_are_none():
     with pytest.raises(ValueError, match="expected a name at character 1, found the end"):
-        parse_member("slow:")
+        parse_member("slow: ")
+    assert parse_member("my.package:own(x=1)").label == "own"
     with pytest.raises(ValueError, match="Cannot read 'a/b: fedavg'"):
         parse_member("a/b: fedavg")
 
@@ -297,9 +305,8 @@ def test_a_wrong_type_is_named_by_its_key(name, wrong):
         ('controller = "K-error(windw=3)"', "'windw' is not known. Did you mean 'window'?"),
         ('controller = "K-rounds"\nlocal_epochs = 2', "leave local_epochs out"),
         ('controller = "K-rounds"\n[grid]\nlocal_steps = [2]', "leave local_steps in the grid out"),
-        ('controller = "eta-rounds"', "fedavg: controller 'eta-rounds' starts from a learning rate"),
         ('controller = "eta rounds"', "controller: Cannot read 'eta rounds'"),
-        ('weighting = "sample"', "Did you mean 'samples'? There are samples, uniform."),
+        ('weighting = "sample"', "Did you mean 'samples'? There are samples, uniform, weights."),
         ('batching = "none"', "There are shuffled, replacement."),
         ('diagnostics = ["client_distanc"]', "Did you mean 'client_distance'?"),
         ('criterion = "bset"', "criterion 'bset' is not known. Did you mean 'best'?"),

@@ -9,10 +9,12 @@ import pytest
 
 import fedjax_opt as fo
 from fedjax_opt import algorithms, compression, controllers, optimizers, tasks, wrappers
+from fedjax_opt import experiments as ex
 from fedjax_opt.core import Variables
 from fedjax_opt.experiments.derived import NUMBER, PART, WORD, Choices, Part, derive
 from fedjax_opt.experiments.hyperparameters import Hyperparameter, hyperparameters, replaced
 from fedjax_opt.experiments.making import make
+from fedjax_opt.experiments.playing import set_up
 from fedjax_opt.experiments.recipes import (
     AGGREGATORS,
     ALGORITHMS,
@@ -94,7 +96,7 @@ def test_every_algorithm_has_a_recipe():
 
 def test_every_wrapper_part_and_task_has_a_recipe():
     assert set(WRAPPERS) == set(functions(wrappers))
-    assert set(TASKS) == set(tasks.NAMES)
+    assert set(TASKS) == {*tasks.NAMES, "from_files"}
     assert set(AGGREGATORS) == set(functions(aggregators)) - {"aggregated"}
     made = {n: inspect.signature(f).return_annotation for n, f in functions(compression).items()}
     assert set(CODECS) == {n for n, kind in made.items() if kind is compression.Codec} - {"chain"}
@@ -250,17 +252,28 @@ def test_a_sweep_is_one_program():
 # --- suggestions, controllers, tasks ------------------------------------------------------------------
 
 
-def test_suggestions_are_taken_where_there_are_no_arguments():
-    suggested = {"fedavg": fo.fedavg(optimizers.sgd(0.25))}
-    built = build(Spec("fedavg"), [parse("clipped(max_norm=2)")], suggested)
-    assert set(jax.tree.leaves(built)) == {0.25, 1.0, 2.0}
-    assert 0.25 not in jax.tree.leaves(build(parse("fedavg(learning_rate=1)"), (), suggested))
-    with pytest.raises(
-        ValueError, match=r"fedprox needs learning_rate: write fedprox\(learning_rate"
-    ):
-        build(Spec("fedprox"), (), suggested)
-    with pytest.raises(ValueError, match="fedavg needs learning_rate"):
-        build(parse("fedavg(server_learning_rate=0.5)"), (), suggested)
+def test_what_a_task_suggests_takes_the_place_of_a_bare_name():
+    """Before anything else looks at it: a grid then varies what really runs."""
+    made = ex.from_options(
+        {
+            "task": ["cifar10_dirichlet"],
+            "algorithms": [
+                "fedavg", "own: scaffold + clipped(max_norm=5)", "fedacg(beta=0.1, learning_rate=1)",
+            ],
+            "grid": ["weight_decay.rate=0.01,0.1", "server_learning_rate=0.5,1"],
+        }
+    )  # fmt: skip
+    assert list(map(str, made.algorithms)) == [
+        "fedavg: fedavg(learning_rate=0.1) + weight_decay(rate=0.001) + clipped(max_norm=10.0)",
+        "own: scaffold(learning_rate=0.1) + weight_decay(rate=0.001) + clipped(max_norm=5)",
+        "fedacg(beta=0.1, learning_rate=1)",
+    ]
+    assert ex.from_toml(ex.to_toml(made)) == made
+    digits = fo.tasks.digits(num_clients=6)
+    trials = set_up(made._replace(task=parse("digits(num_clients=6)")), digits).trials
+    built = {(t.label, *t.point.values()): t.algorithm for t in trials}
+    leaves = set(jax.tree.leaves(built["fedavg", 0.01, 0.5]))
+    assert {0.1, 0.01, 0.5, 10.0} <= leaves
 
 
 @pytest.mark.parametrize("name", controllers.paper_schedules(20, 0.5))
@@ -325,7 +338,7 @@ def test_what_is_suggested_for_a_task_follows_its_arguments():
         ("fedavg(learning_rate=1) + private(where=[1])", "must be a word or a list of words, got (1,)"),
         ("fedavg(learning_rate=1) + compressed(upload=topk)", "Did you mean 'top_k'?"),
         ("fedavg(learning_rate=1) + compressed(upload=top_k)", "top_k needs sparsity"),
-        ("fedavg(learning_rate=1) + compressed(upload=3)", "must be one of the codecs top_k,"),
+        ("fedavg(learning_rate=1) + compressed(upload=3)", "must be one of the codecs ce_fedavg,"),
         ("fedavg(learning_rate=1) + compressed(upload=[])", "compressed's upload must be one of"),
         ("fedavg(learning_rate=1) + compressed(upload=[sign, [sign]])", "must be one of the codecs"),
         ("fedavg(learning_rate=1) + aggregated(aggregator=[uniform_mean])", "one of the aggregators"),
