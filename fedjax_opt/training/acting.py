@@ -38,15 +38,8 @@ class Ended(NamedTuple):
 class Acting:
     """Extensions, checkpoints and signals of a run; entered, it takes up the run where it is.
 
-    Args:
-      player: what plays it.
-      extensions: in order.
-      checkpoints: where it is saved; None for copies of the states that it may go back to.
-      names: the metrics that are evaluated.
-      rounds: how many there are to be.
-
-    Attributes:
-      status: how the run ended, to be told to the extensions; an error tells itself.
+    Without checkpoints it keeps copies of the states that the run may go back to. `status` is what it
+    tells the extensions in the end; an error tells itself.
     """
 
     def __init__(

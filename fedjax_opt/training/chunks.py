@@ -105,23 +105,15 @@ def examples_of(prepared: Prepared, key: chex.PRNGKey, chunk: int) -> "FileExamp
         draw = partial(cohort_ids, federation.cohort, key, chunk, len(clients.sizes))
         return FileExamples(clients, prepared.strategy, draw)
     sizes = ClientData((), (), clients.sizes)
-    who = changed(
-        prepared,
-        algorithm=(),
-        federation=changed(federation, clients=sizes, validation=None),
-    )
+    read = changed(federation, clients=sizes, validation=None)
+    who = changed(prepared, algorithm=(), federation=read)
     return FileExamples(
         clients, prepared.strategy, lambda t: seats(who, key, t, chunk), placement.num_parts(mesh)
     )
 
 
 def largest_examples(clients: ClientData | StoredClients, most: int) -> chex.ArrayTree:
-    """The examples that are on the device; of those in files, shapes of the largest cohorts'.
-
-    Args:
-      clients: whose examples.
-      most: clients of all cohorts of a chunk.
-    """
+    """The examples that are on the device; of those in files, shapes of as many clients' as at most."""
     if in_memory(clients):
         return clients.examples
     rows = _most_rows(np.asarray(clients.sizes), most + 1)  # an empty slot reads client 0
@@ -139,13 +131,9 @@ def _most_rows(sizes: np.ndarray, clients: int) -> int:
 class FileExamples(_Ahead):
     """The examples of one chunk of rounds after the other; the program sees all clients, as ever.
 
-    Args:
-      data: the federated data on the host.
-      strategy: where the examples go.
-      lineup: the first round of a chunk -> who is computed in which place in each of its rounds
-        `[chunk, places]`.
-      parts: over how many parts of the mesh the places are divided evenly. Each part is sent the
-        examples of its own clients alone; with one part, every device has all of them.
+    `lineup` says, by the first round of a chunk, who is computed in which place in each of its rounds
+    `[chunk, places]`. The places are divided evenly over the parts of the mesh, and each part is sent
+    the examples of its own clients alone; with one part, every device has all of them.
     """
 
     def __init__(
@@ -252,12 +240,8 @@ class StoreStates(_Ahead):
     """Client states in a store: the devices hold the rows of one chunk of rounds.
 
     The rows of a chunk are copied to the host when it has been played. The thread writes them into the
-    store; those that the next chunk needs too are taken from that copy.
-
-    Args:
-      store: where they are.
-      chunk: the largest number of rounds in a chunk.
-      keep: how many checkpoints the run keeps, to each of which the store must be able to go back.
+    store; those that the next chunk needs too are taken from that copy. The store must be able to go
+    back to each of the `keep` checkpoints of the run.
     """
 
     def __init__(self, store: ClientStore, chunk: int, keep: int) -> None:
@@ -319,9 +303,7 @@ class StoreStates(_Ahead):
     def take_out(self, state: FederatedState, good: int) -> FederatedState:
         """The state as the host keeps it; the rows are written back in the background.
 
-        Args:
-          state: the state after a chunk of rounds.
-          good: the earliest round that the run would go back to if it diverged.
+        `good` is the earliest round that the run would go back to if it diverged.
         """
         self._flush()  # one chunk at a time is on its way
         # Of the newest checkpoint a part may not be on the disk yet: then one more is needed.

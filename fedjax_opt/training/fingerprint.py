@@ -25,7 +25,6 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from fedjax_opt.core.algorithm import Algorithm
 from fedjax_opt.core.client_data import ClientData, StoredClients
-from fedjax_opt.core.federation import Epochs
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.core.struct import changed
 from fedjax_opt.engine.preparation import Prepared
@@ -84,29 +83,16 @@ def of_run(
     """What makes a run the one that it is, apart from its state: texts by path, by part.
 
     How many rounds it has, how they are cut into chunks and how clients are spread over devices change
-    no number, and are left out.
-
-    Args:
-      prepared: what its program is called with.
-      state: the state that it starts from; of it, the key and the shapes.
-      algorithm: the algorithm of the first round.
-      recorded: what else decides which columns the history has.
+    no number, and are left out. `algorithm` is that of the first round; `recorded` is what else decides
+    which columns the history has.
     """
     federation = prepared.federation
-    steps, rate = prepared.controls
-    weighting = federation.weighting
+    names = "model", "cohort", "local_steps", "batch_size", "batching", "weighting", "guard"
     functions, numbers = describe(
         algorithm=algorithm,
         algorithm_by_rate=getattr(prepared.algorithm, "make", None),  # of one that is scheduled
-        model=federation.model,
-        cohort=federation.cohort,
-        **{"local_epochs" if isinstance(federation.local_steps, Epochs) else "local_steps": steps},
-        learning_rate=rate,
-        batch_size=federation.batch_size,
-        batching=federation.batching,
-        remainder=federation.remainder,
-        weighting=str(weighting) if isinstance(weighting, str) else weighting,
-        guard=federation.guard,
+        learning_rate=prepared.controls.learning_rate,
+        **{name: getattr(federation, name) for name in names},
     )
     columns = {"diagnostics": str(sorted(prepared.diagnostics))}
     return {
@@ -239,13 +225,8 @@ class OtherRun(Exception):
 def check_same_run(there: Mapping[str, Any], here: Texts, allow: Sequence[str], where: str) -> None:
     """Refuses to resume a run that differs, and warns of what it is allowed to differ in.
 
-    Programs are compared where the versions are the same: another JAX writes the same one differently.
-
-    Args:
-      there: what was saved.
-      here: what the run is that resumes; a part that it does not have is not compared.
-      allow: the parts that may differ.
-      where: the name of what was saved.
+    A part that is not `here` is not compared. Programs are where the versions are the same: another JAX
+    writes the same one differently.
     """
     then, now = there.get("versions", {}), versions()
     there = {**there, "versions": {name: then.get(name, "unknown") for name in _COMPARED}}

@@ -87,12 +87,7 @@ class Columns:
 
 
 def rows_of(infos: Info, step_scale: float | None = None) -> dict[str, np.ndarray]:
-    """A history's rows of some rounds. One that was not finite was not applied, and is left out.
-
-    Args:
-      infos: of the rounds that were played, arrays on the host.
-      step_scale: what their step was multiplied by, if that is to be written down.
-    """
+    """A history's rows of some rounds. One that was not finite was not applied, and is left out."""
     rows = {}
     for name in _COLUMNS:
         rows[name] = getattr(infos, name)
@@ -107,11 +102,7 @@ def rows_of(infos: Info, step_scale: float | None = None) -> dict[str, np.ndarra
 
 
 def describe_failure(infos: Info) -> str:
-    """Names the round, the client and the local step at which a number stopped being one.
-
-    Args:
-      infos: of some rounds, the last of which was not finite.
-    """
+    """Names client and local step where a number stopped being one, in the last of these rounds."""
     info = jax.tree.map(lambda x: x[-1], infos)
     bad = np.flatnonzero((info.num_steps > 0) & ~np.isfinite(info.client_loss))
     if not len(bad):

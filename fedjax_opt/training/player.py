@@ -32,13 +32,9 @@ Measurement = Callable[[Algorithm, Federation, FederatedState], Mapping[str, jax
 
 
 class Player:
-    """A run: how far it has come, and what plays its next chunk of rounds.
+    """A run: how far it has come, and what plays its next chunk of rounds, of up to `chunk` rounds.
 
-    Args:
-      algorithm, federation, seed, state, measurements, strategy, diagnostics: as for `simulate`.
-      chunk: the largest number of rounds in a chunk.
-      store: where the clients' states are, if not on the device.
-      keep: to how many checkpoints the store must be able to go back.
+    The `store` of the clients' states must be able to go back to the run's `keep` newest checkpoints.
     """
 
     def __init__(
@@ -114,11 +110,7 @@ class Player:
         self.state = place(jax.tree.map(jnp.copy, state), strategy)
 
     def play(self, rounds: int) -> Info:
-        """Plays the next chunk, and writes it down; what each round was like, on the host.
-
-        Args:
-          rounds: how many the run has in all.
-        """
+        """Plays the next chunk of so many rounds in all; what each was like, on the host."""
         first, prepared, state = self.round, self._placed, self.state
         count = min(self._chunk, rounds - first)
         after = first + count, min(self._chunk, rounds - first - count)

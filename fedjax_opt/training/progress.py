@@ -8,20 +8,12 @@ from fedjax_opt.training.extensions import Chunk, Extension, Memory, RunFacts
 
 
 def round_bar(**settings: Any) -> tqdm:
-    """A bar of tqdm whose rate is that of the last rounds: the first ones wait for the compiler.
-
-    Args:
-      **settings: tqdm's own.
-    """
+    """A bar of tqdm whose rate is that of the last rounds: the first ones wait for the compiler."""
     return tqdm(unit="round", smoothing=1, miniters=1, **settings)
 
 
 class Progress(Extension):
-    """Shows a bar in the first process, where the output is a terminal.
-
-    Args:
-      title: what stands before it.
-    """
+    """Shows a bar with a title in the first process, where the output is a terminal."""
 
     def __init__(self, title: str = "training") -> None:
         self._title = title

@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
-from fedjax_opt.core import checks
+from fedjax_opt.core import checks, trees
 from fedjax_opt.core.algorithm import Algorithm, Scheduled
 from fedjax_opt.core.federation import Federation, check_nouns
 from fedjax_opt.core.state import FederatedState
@@ -104,12 +103,14 @@ def _watched(algorithm: Algorithm, wanted: int | None, seen: list[int]) -> Algor
     def end(client, upload, client_state, given):
         number = int(client)
         seen.append(number)
-        if number == wanted or (wanted is None and not _is_finite((given, upload, client_state))):
+        if number == wanted or (
+            wanted is None and not trees.all_finite((given, upload, client_state))
+        ):
             raise _Found(number, given, upload, client_state)
 
     def probe(message, client_state, data):
         report = algorithm.probe(message, client_state, data)  # type: ignore[misc]
-        if not checks.is_traced(report) and not _is_finite(report):
+        if not checks.is_traced(report) and not trees.all_finite(report):
             end(data.id, report, client_state, np.zeros(0))
         return report
 
@@ -130,8 +131,3 @@ def _watched(algorithm: Algorithm, wanted: int | None, seen: list[int]) -> Algor
 
     watched = algorithm._replace(step=Partial(step), finish=Partial(finish))
     return watched if algorithm.probe is None else watched._replace(probe=Partial(probe))
-
-
-def _is_finite(tree: chex.ArrayTree) -> bool:
-    numbers = (x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact))
-    return all(bool(jnp.isfinite(x).all()) for x in numbers)

@@ -171,7 +171,7 @@ def other_loss(variables, batch, key):
         ({"algorithm": fo.fedavg(fo.optimizers.sgd(0.2))}, r"0\.1 there and 0\.2 here"),
         ({"model": fo.Model(problems.MODEL.init, other_loss)}, r"model\.loss is .*_loss there"),
         ({"local_steps": 3}, "local_steps is 2 there and 3 here"),
-        ({"local_steps": fo.epochs(2)}, "local_epochs is missing there and 2 here"),
+        ({"local_steps": fo.epochs(2)}, r"local_steps is missing there and .*Epochs here"),
         ({"batch_size": 5}, "batch_size is 4 there and 5 here"),
         ({"weighting": "uniform"}, "weighting is 'samples' there and 'uniform' here"),
         ({"cohort": 2}, "cohort.size is 3 there and 2 here"),
