@@ -354,8 +354,10 @@ class Checkpoints:
         with self._orbax.Checkpointer(handler, multiprocessing_options=alone) as reader:
             found = reader.restore(folder / _STATE, args=self._orbax.args.StandardRestore(wanted))
         leaves = [
-            _as_before(found[name] if plain.size else np.zeros(plain.shape, plain.dtype), leaf)
-            for (name, plain), leaf in zip(flat.items(), jax.tree.leaves(like), strict=True)
+            jax.random.wrap_key_data(found[name], impl=jax.random.key_impl(leaf))
+            if _is_key(leaf)
+            else found.get(name, leaf)  # one without entries is as good as another
+            for name, leaf in zip(flat, jax.tree.leaves(like), strict=True)
         ]
         return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
@@ -502,37 +504,18 @@ def _describe(state: FederatedState) -> dict[str, str]:
     return {"num_clients": fingerprint.of_array(state.num_clients)} | found
 
 
-def _is_divided(leaf: chex.Array) -> bool:
-    """Whether no process has the whole of an array."""
-    return isinstance(leaf, jax.Array) and not (
-        leaf.is_fully_addressable or leaf.is_fully_replicated
-    )
-
-
 def _copied(leaf: chex.Array) -> chex.Array:
     """An array that shares no memory with this one, which may be given up next."""
-    if not _is_divided(leaf):
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
         return np.array(leaf, copy=True)
     # orbax copies to the host before it returns, but what is there already it does not copy.
     return jnp.copy(leaf) if jax.default_backend() == "cpu" else leaf
 
 
 def _wanted(leaf: chex.Array) -> np.ndarray | jax.ShapeDtypeStruct:
-    if isinstance(leaf, jax.Array) and _is_divided(leaf):
+    if isinstance(leaf, jax.Array):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-    # Arrays of NumPy: what devices there were when it was written does not matter then.
-    return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
-
-
-def _as_before(array: Any, leaf: chex.Array) -> chex.Array:
-    """An array with the type and on the devices of a leaf."""
-    if isinstance(leaf, jax.Array) and not _is_divided(leaf):
-        # Every process has read the same: nothing is sent between them.
-        whole, sharding = array, leaf.sharding
-        array = jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
-    if _is_key(leaf):
-        array = jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf))
-    return array
+    return np.empty(leaf.shape, leaf.dtype)
 
 
 def _is_key(leaf: chex.Array) -> bool:

@@ -278,9 +278,7 @@ def test_stateless_algorithms_leave_the_store_alone(tmp_path):
     assert result.state.clients == () and not (tmp_path / "store").exists()
 
 
-def test_wrong_arguments():
-    with pytest.raises(ValueError, match="client_states must be a ClientStore or None, got 'here'"):
-        play(client_states="here")
+def test_a_state_that_lost_its_clients_is_refused():
     lost = play(2).state._replace(clients=())
     with pytest.raises(ValueError, match=r"state\.clients must have the tree structure"):
         fo.run_rounds(SCAFFOLD, BASE, lost, 2, strategy="scan")

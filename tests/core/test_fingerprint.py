@@ -306,11 +306,6 @@ def test_other_versions_are_resumed_if_asked_for(fedavg, tmp_path):
         played(directory, 5, fo.fedavg(SGD), allow=["versions"])
 
 
-def test_allow_must_name_what_may_change(tmp_path):
-    with pytest.raises(ValueError, match=r"allow must be one of 'hyperparameters'.*got 'model'"):
-        fo.Checkpoints(tmp_path, allow=["model"])
-
-
 def test_a_function_of_the_learning_rate_is_looked_into(tmp_path):
     def play(family, rate, rounds=5):
         return played(tmp_path, rounds, fo.scheduled(family, rate))

@@ -91,24 +91,6 @@ def test_it_gives_up_with_the_last_good_state():
     assert int(result.state.round) == 0
 
 
-@pytest.mark.parametrize(
-    ("rule", "message"),
-    [
-        ({"factor": 1.0}, r"factor must lie in \(1.0, inf\], got 1.0"),
-        ({"shrink": 1.0}, r"shrink must lie in \(0.0, 1.0\), got 1.0"),
-        ({"limit": 0}, "limit must be a whole number of at least 1, got 0"),
-    ],
-)
-def test_wrong_rules_are_refused(rule, message):
-    with pytest.raises(ValueError, match=message):
-        fo.Rollback(**rule)
-
-
-def test_a_sweep_cannot_go_back():
-    with pytest.raises(ValueError, match="cannot go back in a sweep"):
-        fo.Rollback().begin(fo.RunFacts(0, 10, can_go_back=False), None)
-
-
 def test_rounds_without_clients_say_nothing():
     """Nobody can be reached in some rounds, one of them a whole chunk: no divergence, and no measure."""
     trace = np.ones((24, len(SIZES)))
