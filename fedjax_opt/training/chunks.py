@@ -20,11 +20,11 @@ from jax.tree_util import Partial
 
 from fedjax_opt.core.algorithm import Algorithm, Scheduled
 from fedjax_opt.core.client_data import ClientData, StoredClients, in_memory
-from fedjax_opt.core.controller import Controller
-from fedjax_opt.core.federation import Federation, init_state
+from fedjax_opt.core.controller import Controller, first_algorithm
+from fedjax_opt.core.federation import Federation, initial_variables
 from fedjax_opt.core.model import Model
 from fedjax_opt.core.sampler import Sampler
-from fedjax_opt.core.state import FederatedState, check_state
+from fedjax_opt.core.state import FederatedState, as_key, check_state, first_state
 from fedjax_opt.core.struct import changed
 from fedjax_opt.engine.evaluate import evaluate_clients, evaluate_each, personal_variables
 from fedjax_opt.engine.preparation import Prepared
@@ -230,9 +230,9 @@ def without_clients(
     algorithm: Algorithm | Scheduled, federation: Federation, seed: int
 ) -> FederatedState:
     """The state before the first round, of clients that are not on the device."""
-    clients: Any = federation.clients
-    one = ClientData(clients.examples, clients.offsets[:1], clients.sizes[:1])
-    state = init_state(algorithm, changed(federation, clients=one), seed)
+    key = as_key(seed)
+    variables = initial_variables(federation, key)
+    state = first_state(first_algorithm(algorithm), variables, 1, jax.random.fold_in(key, 1))
     return state._replace(clients=(), num_clients=jnp.int32(federation.num_clients))
 
 
