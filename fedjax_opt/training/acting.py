@@ -186,12 +186,11 @@ class Acting:
     def _decisions(self) -> dict[str, Any]:
         """What going back changes in an earlier checkpoint."""
         player = self._player
-        memories = {  # `()` would come back as a list
-            name: memory
-            for name, memory in player.memories.items()
-            if not isinstance(memory, tuple) or memory
+        return {
+            "step_scale": player.step_scale,
+            "stops": player.stops,
+            "memories": player.memories,
         }
-        return {"step_scale": player.step_scale, "stops": player.stops, "memories": memories}
 
     def _save(self, metrics: Mapping[str, float] | None = None) -> None:
         """Keeps the state, if it is needed, with what is remembered; it may be given up then."""

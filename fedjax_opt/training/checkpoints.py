@@ -15,6 +15,7 @@ here 0 of 20. Nor could one that lost its seal be told from one that had none ye
 """
 
 import base64
+import contextlib
 import functools
 import hashlib
 import io
@@ -265,16 +266,13 @@ class Checkpoints:
     def _best(self) -> int | None:
         if self._best_metric is None:
             return None
-        sign, values = -1 if self._maximise else 1, {}
+        sign, found = -1 if self._maximise else 1, []
         for number in _numbers(self.directory):
-            try:
+            with contextlib.suppress(ValueError, KeyError):  # what cannot be read is not the best
                 about = durable.read_json(self.directory / str(number) / _ABOUT)
-                value = float(about["metrics"].get(self._best_metric, math.nan))
-            except (ValueError, KeyError):  # what cannot be read is not the best
-                continue
-            if not math.isnan(value):
-                values[number] = sign * value
-        return min(values, key=lambda number: (values[number], number), default=None)
+                value = sign * float(about["metrics"][self._best_metric])
+                found += [] if math.isnan(value) else [(value, number)]
+        return min(found, default=(0.0, None))[1]
 
     def wait(self) -> None:
         """Returns when nothing is being written any more; raises what went wrong with it."""

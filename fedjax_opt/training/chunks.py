@@ -48,15 +48,12 @@ class _Ahead:
     it on devices. So all processes do that in the same order, and settings as `jax.enable_x64` hold.
     """
 
+    _decide: Callable[..., Any]  # the first of some rounds, and their number -> what is to be read
+    _read: Callable[..., Any]  # that -> what is read
+
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, f"fedjax_opt {type(self).__name__}")
         self._asked: tuple[tuple[int, int], Any, Future] | None = None
-
-    def _decide(self, first_round: int, rounds: int) -> Any:
-        raise NotImplementedError
-
-    def _read(self, what: Any) -> Any:
-        raise NotImplementedError
 
     def prefetch(self, first_round: int, rounds: int) -> None:
         """Begins to read what some rounds need, if there are any."""

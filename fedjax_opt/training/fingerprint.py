@@ -69,12 +69,9 @@ def circumstances() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """The versions of everything that the numbers of a run, or its files, may depend on."""
-    found = {name: _version(name) for name in (*_COMPARED, "orbax.checkpoint")}
+    modules = {name: sys.modules.get(name) for name in (*_COMPARED, "orbax.checkpoint")}
+    found = {name: getattr(module, "__version__", "unknown") for name, module in modules.items()}
     return {"python": platform.python_version()} | found
-
-
-def _version(name: str) -> str:
-    return getattr(sys.modules.get(name), "__version__", "unknown")
 
 
 def of_run(

@@ -190,6 +190,9 @@ def test_what_a_person_wants_to_know_is_there_to_read(copy):
     assert about["round"] == 20 and about["versions"]["jax"] == jax.__version__
     assert about["machine"]["backend"] == "cpu" and about["metrics"].keys() >= {"loss"}
     assert about["hyperparameters"]["batch_size"] == "4"
+    files = {p.relative_to(copy / "20").as_posix() for p in (copy / "20").rglob("*") if p.is_file()}
+    assert about["sealed"].keys() == files - {"about.json"}
+    assert all(len(checksum) == 64 for checksum in about["sealed"].values())
     assert about["functions"]["algorithm.step"] == "fedjax_opt.algorithms.local_training._step"
 
 

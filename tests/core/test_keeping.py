@@ -37,19 +37,18 @@ def fill(directory, losses, **options):
         ({"keep": 2}, [40, 50], None),
         ({"keep": 1, "keep_every": 20}, [20, 40, 50], None),
         ({"keep": 1, "best_metric": "loss"}, [20, 50], 20),
-        ({"keep": 2, "best_metric": "loss", "maximise": True}, [30, 40, 50], 30),
+        (
+            {"keep": 1, "keep_every": 20, "best_metric": "loss", "maximise": True},
+            [20, 30, 40, 50],
+            30,
+        ),
         ({"keep": 9}, [10, 20, 30, 40, 50], None),
     ],
 )
 def test_what_stays(tmp_path, options, stay, best):
     """Of equal ones the earliest is the best; what is no number never is."""
     assert fill(tmp_path, [3.0, 1.0, 4.0, 1.0, np.nan], **options) == (stay, best)
-
-
-def test_the_rest_is_deleted(tmp_path):
-    options = {"keep": 1, "keep_every": 20, "best_metric": "loss", "maximise": True}
-    assert fill(tmp_path, [5.0, 1.0, 4.0, 1.0], **options) == ([10, 20, 40], 10)
-    assert sorted(os.listdir(tmp_path)) == [".lock", "10", "20", "40"]
+    assert sorted(os.listdir(tmp_path)) == [".lock", *map(str, stay)]
 
 
 def test_the_best_is_remembered_by_another_process(tmp_path):
@@ -142,12 +141,6 @@ def test_a_write_that_fails_is_told_and_leaves_the_others(tmp_path, monkeypatch)
     assert sorted(os.listdir(tmp_path)) == [".lock", "5", "history"]
 
 
-def test_synchronous_writes_are_there_at_once(tmp_path):
-    with fo.Checkpoints(tmp_path, asynchronous=False) as checkpoints:
-        checkpoints.save(at(1), {})
-        assert (tmp_path / "1" / "about.json").exists()
-
-
 def test_two_runs_do_not_write_into_one_directory(tmp_path):
     with fo.Checkpoints(tmp_path) as checkpoints, fo.Checkpoints(tmp_path) as others:
         checkpoints.save(at(1), {})
@@ -188,9 +181,10 @@ def test_a_disk_without_locks_is_written_to_with_a_warning(tmp_path, monkeypatch
 
 
 def test_no_checkpoint_is_lost_or_passed_over_by_a_loop_of_ones_own(tmp_path):
-    with fo.Checkpoints(tmp_path, keep=2) as checkpoints:
+    with fo.Checkpoints(tmp_path, keep=2, asynchronous=False) as checkpoints:
         for number in (10, 20):
             checkpoints.save(at(number), {})
+            assert (tmp_path / str(number) / "about.json").exists()
     with fo.Checkpoints(tmp_path, keep=2) as checkpoints:
         for number in (5, 10, 20):
             with pytest.raises(
@@ -285,12 +279,3 @@ def test_a_failure_of_the_run_is_told_before_that_of_its_checkpoint(tmp_path, mo
         pytest.raises(ZeroDivisionError),
     ):
         simulate(10, FEDAVG, checkpoints=checkpoints, extensions=[fail], evaluate_every=5)
-
-
-def test_a_checkpoint_lists_every_file_and_its_checksum(tmp_path):
-    fill(tmp_path, [1.0])
-    sealed = durable.read_json(tmp_path / "10" / "about.json")["sealed"]
-    files = {p.relative_to(tmp_path / "10").as_posix() for p in (tmp_path / "10").rglob("*")
-             if p.is_file()}  # fmt: skip
-    assert sealed.keys() == files - {"about.json"}
-    assert all(len(checksum) == 64 for checksum in sealed.values())

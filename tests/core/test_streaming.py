@@ -1,5 +1,8 @@
 """Examples that stay on the host: the same run, whatever is read when."""
 
+import contextlib
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -30,11 +33,13 @@ def simulate(clients, rounds, cohort=5, model=MODEL, algorithm=None, **options):
     return fo.simulate(algorithm or scaffold(), federation, rounds, **SETTING | options)
 
 
-def reader(stored, sampler, key, chunk):
-    def cohorts(first_round):
-        return chunks.cohort_ids(sampler, key, chunk, len(stored.sizes), first_round)
-
-    return chunks.FileExamples(stored, Strategy("scan"), cohorts)
+def read(stored, sampler, key, first, rounds):
+    """What is sent for some rounds, in chunks of three."""
+    draw = partial(chunks.cohort_ids, sampler, key, 3, len(stored.sizes))
+    stream = chunks.FileExamples(stored, Strategy("scan"), draw)
+    with contextlib.closing(stream):
+        stream.prefetch(first, rounds)
+        return stream.take(first, rounds)
 
 
 def assert_same(a, b):
@@ -69,9 +74,7 @@ def test_a_resumed_stream_reads_from_where_it_is(both):
 def test_only_the_cohorts_are_sent(both):
     _, stored = both
     sampler, key = fo.cohorts.uniform(2), jax.random.key(7)
-    stream = reader(stored, sampler, key, 3)
-    sent = stream.take(6, 2)
-    stream.close()
+    sent = read(stored, sampler, key, 6, 2)
     drawn = {int(i) for r in (6, 7) for i in sampler.draw(key, r, len(SIZES))[0]}
     for client in drawn:
         assert_same(sent[client], stored[client])
@@ -80,23 +83,9 @@ def test_only_the_cohorts_are_sent(both):
     assert needed <= rows < 2 * needed < stored.num_examples
     # What is not needed is not there.
     assert not np.asarray(sent.examples["x"])[needed:].any()
-
-
-def test_a_slot_that_nobody_fills_reads_client_0(both):
-    _, stored = both
-    nobody = fo.cohorts.available(2, np.zeros(40))
-    stream = reader(stored, nobody, jax.random.key(0), 2)
-    sent = stream.take(0, 2)
-    stream.close()
-    assert_same(sent[0], stored[0])
-
-
-def test_there_is_never_room_for_more_than_all(both):
-    _, stored = both
-    sampler, key = fo.cohorts.uniform(40), jax.random.key(0)
-    stream = reader(stored, sampler, key, 3)
-    assert stream.take(0, 3).num_examples == stored.num_examples
-    stream.close()
+    # There is never room for more than all; a slot that nobody fills reads client 0.
+    assert read(stored, fo.cohorts.uniform(40), key, 0, 3).num_examples == stored.num_examples
+    assert_same(read(stored, fo.cohorts.available(2, np.zeros(40)), key, 0, 2)[0], stored[0])
 
 
 def test_equal_clients_compile_once(tmp_path):
@@ -112,11 +101,8 @@ def test_equal_clients_compile_once(tmp_path):
 def test_examples_have_the_precision_that_the_caller_has_set(both):
     """`enable_x64` holds in the thread that calls it, and not in the one that reads."""
     _, stored = both
-    stream = reader(stored, fo.cohorts.uniform(5), jax.random.key(0), 3)
     with jax.enable_x64(False):
-        stream.prefetch(0, 3)
-        sent = stream.take(0, 3)
-    stream.close()
+        sent = read(stored, fo.cohorts.uniform(5), jax.random.key(0), 0, 3)
     assert sent.examples["x"].dtype == np.float32
 
 
