@@ -42,7 +42,7 @@ from fedjax_opt.training.extensions import Memory
 _FORMAT, _VERSION = "fedjax_opt checkpoint", 5
 _ABOUT, _STATE, _HISTORY, _LOCK = "about.json", "state", "history", ".lock"
 _WENT_BACK = "went_back.json"
-_PARTIAL, _DELETED = ".partial-", ".deleted-"
+_PARTIAL = ".partial-"  # begins the name of a folder that is being written or deleted
 # What grows by rows, of which a checkpoint writes the new ones.
 _GROWING = ("rounds", "evaluations")
 _ARRAY = "__array__"  # marks an array in what is otherwise JSON
@@ -206,9 +206,8 @@ class Checkpoints:
         """Keeps other runs out of the directory, and clears away what a kill has left in it."""
         if self._lock is None:
             self._lock = durable.Lock(self.directory / _LOCK)
-            for pattern in (_PARTIAL, _DELETED):
-                for folder in self.directory.glob(f"{pattern}*"):
-                    shutil.rmtree(folder, ignore_errors=True)
+            for folder in self.directory.glob(f"{_PARTIAL}*"):
+                shutil.rmtree(folder, ignore_errors=True)
             self._forget_after(max(_numbers(self.directory), default=-1), {})
 
     def _new_rows(self, history: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, int]]:
@@ -445,7 +444,7 @@ def _numbers(directory: pathlib.Path) -> list[int]:
 
 def _delete(directory: pathlib.Path, number: int) -> None:
     """Removes a checkpoint: at no moment is a part of it there under its number."""
-    going = directory / f"{_DELETED}{number}"
+    going = directory / f"{_PARTIAL}{number}"
     shutil.rmtree(going, ignore_errors=True)
     (directory / str(number)).rename(going)
     shutil.rmtree(going, ignore_errors=True)

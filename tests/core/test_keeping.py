@@ -253,7 +253,7 @@ def test_what_a_run_remembers_comes_back_to_the_bit(tmp_path):
 
 
 def test_what_a_kill_has_left_is_cleared_away(tmp_path):
-    for name in (".partial-5", ".deleted-1"):
+    for name in (".partial-5", ".partial-1"):
         (tmp_path / name / "state").mkdir(parents=True)
         (tmp_path / name / "state" / "half").write_text("x")
     (tmp_path / "history").mkdir()
