@@ -109,25 +109,19 @@ def test_three_returns_end_a_run_whose_loss_does_not_depend_on_the_step():
         losses = jnp.full(batch["y"].shape, jnp.exp(0.0 * variables.params["w"][0]))
         return losses.mean(), fo.Aux(losses=losses)
 
-    jumps = fo.Extension.after
     seen = []
 
-    class Jump(fo.Extension):
-        """Makes the loss ten thousand times as large from round 4 on."""
+    class Judge(fo.Rollback):
+        """Takes the loss for ten thousand times as large from round 4 on."""
 
         def after(self, memory, chunk):
             seen.append((chunk.first, chunk.step_scale))
-            return jumps(self, memory, chunk)
-
-    class Judge(fo.Rollback):
-        def after(self, memory, chunk):
             first_loss = np.where(chunk.infos.round >= 4, 1e4, 1.0)
-            return super().after(memory, chunk._replace(infos=chunk.infos._replace(
-                first_loss=first_loss)))  # fmt: skip
+            infos = chunk.infos._replace(first_loss=first_loss)
+            return super().after(memory, chunk._replace(infos=infos))
 
     model = fo.Model(problems.MODEL.init, loss)
-    extensions = [Jump(), Judge(limit=3)]
-    result = _simulate(0.1, model=model, evaluate_every=2, extensions=extensions)
+    result = _simulate(0.1, model=model, evaluate_every=2, extensions=[Judge(limit=3)])
     assert "Gone back 3 times" in result.stopped
     diverged = [(first, scale) for first, scale in seen if first == 4]
     assert diverged == [(4, 1.0), (4, 0.5), (4, 0.25), (4, 0.125)]
