@@ -25,6 +25,7 @@ from fedjax_opt.execution import memory, placement
 from fedjax_opt.execution.strategies import Strategy, place, resolve
 from fedjax_opt.storage.client_states import ClientStore
 from fedjax_opt.training import chunks
+from fedjax_opt.training.extensions import Chunk
 from fedjax_opt.training.history import Columns, rows_of
 
 # A pure function of the algorithm, the federation and a state: numbers by name, or one per client.
@@ -109,8 +110,8 @@ class Player:
         # It is copied, since its buffers are given up to the program: whoever else has it keeps theirs.
         self.state = place(jax.tree.map(jnp.copy, state), strategy)
 
-    def play(self, rounds: int) -> Info:
-        """Plays the next chunk of so many rounds in all; what each was like, on the host."""
+    def play(self, rounds: int) -> Chunk:
+        """Plays the next chunk of so many rounds in all, and writes it down."""
         first, prepared, state = self.round, self._placed, self.state
         count = min(self._chunk, rounds - first)
         after = first + count, min(self._chunk, rounds - first - count)
@@ -133,7 +134,10 @@ class Player:
         infos = jax.tree.map(lambda x: np.asarray(x)[:played], infos)
         _check_cohorts(infos, int(state.num_clients))
         self.rounds.append(rows_of(infos, self.step_scale if self.tells_scale else None))
-        return infos
+        return Chunk(
+            first, self.round, infos, {}, bool(infos.finite.all()), self.seconds, self.step_scale,
+            state=lambda: jax.tree.map(jnp.copy, self.state),
+        )  # fmt: skip
 
     def no_rounds(self) -> Info:
         """What rounds would tell, of none."""

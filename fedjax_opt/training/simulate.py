@@ -10,9 +10,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
-import jax
-import jax.numpy as jnp
-
 from fedjax_opt.core import checks
 from fedjax_opt.core.algorithm import Algorithm, Scheduled
 from fedjax_opt.core.federation import Federation, check_nouns
@@ -133,22 +130,14 @@ def _play(player: Player, names: Sequence[str], acting: Acting | None, rounds: i
     """Plays chunk after chunk until the run ends."""
     player.open()
     while player.round < rounds and not player.stops:
-        first = player.round
-        infos = player.play(rounds)
-        finite, metrics = bool(infos.finite.all()), {}
-        if names and finite:
-            metrics = measure(player)
+        chunk = player.play(rounds)
+        if names and chunk.finite:
+            chunk = chunk._replace(metrics=measure(player))
         if acting is not None:
-            ended = acting.after(
-                Chunk(
-                    first, player.round, infos, metrics, finite, player.seconds,
-                    player.step_scale, lambda: jax.tree.map(jnp.copy, player.state),
-                )
-            )  # fmt: skip
-            if ended is not None:
+            if (ended := acting.after(chunk)) is not None:
                 return ended
-        elif not finite:
-            why = describe_failure(infos)
+        elif not chunk.finite:
+            why = describe_failure(chunk.infos)
             return Ended(f"failed: {why}", why)
     if player.stops:
         why = "; ".join(player.stops.values())

@@ -25,7 +25,7 @@ def test_a_plain_run_enters_three_files_of_training():
         sys.setprofile(None)
     files = {pathlib.Path(name).name for name, _ in entered}
     assert files == {"simulate.py", "player.py", "history.py"}
-    assert len(entered) <= 28
+    assert len(entered) <= 21
 
 
 def test_simulate_has_few_parameters():
