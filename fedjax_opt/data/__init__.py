@@ -11,7 +11,6 @@ from fedjax_opt.data.corrupt import with_noise as with_noise
 from fedjax_opt.data.downloads import DataSet as DataSet
 from fedjax_opt.data.downloads import get as get
 from fedjax_opt.data.downloads import load as load
-from fedjax_opt.data.gathering import collect as collect
 from fedjax_opt.data.preprocessing import flatten as flatten
 from fedjax_opt.data.preprocessing import normalise as normalise
 from fedjax_opt.data.preprocessing import random_crop as random_crop
@@ -28,9 +27,10 @@ from fedjax_opt.data.splits import iid as iid
 from fedjax_opt.data.splits import label_shards as label_shards
 from fedjax_opt.data.splits import pachinko as pachinko
 from fedjax_opt.data.splits import quantity_skew as quantity_skew
-from fedjax_opt.data.storage import open_stored as open_stored
-from fedjax_opt.data.storage import store as store
-from fedjax_opt.data.storage import stored_names as stored_names
+from fedjax_opt.data.stored import collect as collect
+from fedjax_opt.data.stored import open_stored as open_stored
+from fedjax_opt.data.stored import store as store
+from fedjax_opt.data.stored import stored_names as stored_names
 from fedjax_opt.data.synthetic import quadratics as quadratics
 from fedjax_opt.data.tables import Column as Column
 from fedjax_opt.data.tables import Table as Table

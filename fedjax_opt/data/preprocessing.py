@@ -4,19 +4,25 @@ A step is a pure function `(batch, key) -> batch`. It changes the examples `batc
 `[B, ...]`, and leaves the rest alone. With a key it may be random, each example for itself; with None,
 as in evaluation, it is not. Images are `[B, h, w]` or `[B, h, w, channels]`, and may stay uint8 in
 memory: `random_crop` and `random_flip` keep the dtype they get, so `scale` comes after them.
+
+Reference:
+  He, Zhang, Ren and Sun. Deep residual learning for image recognition. 2016, section 4.2 (the crop).
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial, register_static
 
 from fedjax_opt.core import checks
+
+Batch = Mapping[str, chex.Array]
 
 
 def scale() -> Partial:
@@ -33,7 +39,7 @@ def scale() -> Partial:
     return Partial(_scale)
 
 
-def normalise(mean: Any, std: Any) -> Partial:
+def normalise(mean: chex.Numeric | Sequence[float], std: chex.Numeric | Sequence[float]) -> Partial:
     """Subtracts the mean and divides by the standard deviation, of all pixels or of each channel.
 
     Args:
@@ -49,14 +55,14 @@ def normalise(mean: Any, std: Any) -> Partial:
       >>> step({"x": np.ones((1, 1, 1, 2), np.float32)}, None)["x"].tolist()
       [[[[2.0, 3.0]]]]
     """
-    mean = checks.as_array("mean", checks.number("mean", mean))
-    std = checks.as_array("std", checks.number("std", std, low=0.0, open_low=True))
-    for name, value in (("mean", mean), ("std", std)):
+    means = checks.as_array("mean", checks.number("mean", mean))
+    stds = checks.as_array("std", checks.number("std", std, low=0.0, open_low=True))
+    for name, value in (("mean", means), ("std", stds)):
         if value.ndim > 1 or not np.all(np.isfinite(value)):
             raise ValueError(
                 f"{name} must be a finite number, or one for each channel, got {value!r}."
             )
-    return Partial(_normalise, mean, std)
+    return Partial(_normalise, means, stds)
 
 
 def random_crop(size: int, padding: int = 0) -> Partial:
@@ -78,9 +84,6 @@ def random_crop(size: int, padding: int = 0) -> Partial:
       [[[5, 6], [9, 10]]]
       >>> random_crop(2)(batch, jax.random.key(0))["x"].shape
       (1, 2, 2)
-
-    Reference:
-      He, Zhang, Ren and Sun, Deep residual learning for image recognition, 2016, section 4.2.
     """
     checks.integer("size", size, low=1)
     checks.integer("padding", padding, low=0)
@@ -127,22 +130,20 @@ class _Crop:
     padding: int
 
 
-def _scale(batch: Any, key: Any) -> Any:
-    del key
+def _scale(batch: Batch, key: chex.PRNGKey | None) -> Batch:
     x = _examples("scale", batch)
     if jnp.issubdtype(x.dtype, jnp.floating):
         return batch
     if x.dtype != jnp.uint8:
         raise ValueError(f"scale takes uint8 or floating-point images, got {x.dtype}.")
-    return _with_x(batch, x.astype(jnp.float32) / 255)
+    return {**batch, "x": x.astype(jnp.float32) / 255}
 
 
-def _normalise(mean: Any, std: Any, batch: Any, key: Any) -> Any:
-    del key
+def _normalise(mean: Any, std: Any, batch: Batch, key: chex.PRNGKey | None) -> Batch:
     x = _examples("normalise", batch)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"normalise takes floating-point examples, got {x.dtype}: scale() first.")
-    return _with_x(batch, (x - _per_channel("mean", mean, x)) / _per_channel("std", std, x))
+    return {**batch, "x": (x - _per_channel("mean", mean, x)) / _per_channel("std", std, x)}
 
 
 def _per_channel(name: str, value: Any, x: jax.Array) -> jax.Array:
@@ -154,7 +155,7 @@ def _per_channel(name: str, value: Any, x: jax.Array) -> jax.Array:
     return jnp.asarray(value, x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
 
 
-def _random_crop(crop: _Crop, batch: Any, key: Any) -> Any:
+def _random_crop(crop: _Crop, batch: Batch, key: chex.PRNGKey | None) -> Batch:
     x = _images("random_crop", batch)
     count, *shape = x.shape[:3]
     places = [side + 2 * crop.padding - crop.size + 1 for side in shape]
@@ -175,45 +176,35 @@ def _random_crop(crop: _Crop, batch: Any, key: Any) -> Any:
         x = jnp.take_along_axis(
             x, jnp.expand_dims(index, others), axis=axis, mode="fill", fill_value=0
         )
-    return _with_x(batch, x)
+    return {**batch, "x": x}
 
 
-def _random_flip(batch: Any, key: Any) -> Any:
+def _random_flip(batch: Batch, key: chex.PRNGKey | None) -> Batch:
     x = _images("random_flip", batch)
     if key is None:
         return batch
     # Another stream than that of the crop, should both be handed the same key.
     flipped = jax.random.bernoulli(jax.random.fold_in(key, 0), shape=(x.shape[0],))
     flipped = flipped.reshape((-1,) + (1,) * (x.ndim - 1))
-    return _with_x(batch, jnp.where(flipped, x[:, :, ::-1], x))
+    return {**batch, "x": jnp.where(flipped, x[:, :, ::-1], x)}
 
 
-def _flatten(batch: Any, key: Any) -> Any:
-    del key
+def _flatten(batch: Batch, key: chex.PRNGKey | None) -> Batch:
     x = _examples("flatten", batch)
-    return _with_x(batch, x.reshape(x.shape[0], math.prod(x.shape[1:])))
+    return {**batch, "x": x.reshape(x.shape[0], math.prod(x.shape[1:]))}
 
 
-def _examples(step: str, batch: Any) -> jax.Array:
+def _examples(step: str, batch: Batch) -> jax.Array:
     if not isinstance(batch, Mapping) or "x" not in batch:
-        raise ValueError(f"{step} needs a batch with the key 'x', got {_description(batch)}.")
+        found = sorted(map(str, batch)) if isinstance(batch, Mapping) else type(batch)
+        raise ValueError(f"{step} needs a batch with the key 'x', got {found}.")
     return jnp.asarray(batch["x"])
 
 
-def _with_x(batch: Any, x: jax.Array) -> Any:
-    return {**batch, "x": x}
-
-
-def _images(step: str, batch: Any) -> jax.Array:
+def _images(step: str, batch: Batch) -> jax.Array:
     x = _examples(step, batch)
     if x.ndim not in (3, 4):
         raise ValueError(
             f"{step} needs images [B, h, w] or [B, h, w, channels], got shape {list(x.shape)}."
         )
     return x
-
-
-def _description(batch: Any) -> str:
-    return (
-        f"the keys {sorted(map(str, batch))}" if isinstance(batch, Mapping) else repr(type(batch))
-    )

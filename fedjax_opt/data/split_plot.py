@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import chex
 import numpy as np
 
 from fedjax_opt.core import checks
@@ -14,7 +15,6 @@ _COLOURS = (
     *("#4477AA", "#88CCEE", "#44AA99", "#228833", "#999933"),
     *("#DDCC77", "#CC6677", "#993366", "#BB66BB", "#AAAAAA"),
 )
-_PAPER_AND_INK = {False: ("#ffffff", "#222222"), True: ("#15171c", "#d8dade")}
 _ORDERS = {
     "size": "clients, the largest first",
     "label": "clients, by their most frequent class",
@@ -24,8 +24,8 @@ _SPACED = 60  # up to so many columns stand apart
 
 
 def plot_split(
-    data: Any,
-    client_ids: Any = None,
+    data: ClientData | StoredClients | Sequence | chex.ArrayNumpy,
+    client_ids: Sequence[int] | chex.ArrayNumpy | None = None,
     path: str | pathlib.Path | None = None,
     *,
     label: Any = "y",
@@ -40,7 +40,7 @@ def plot_split(
 
     Up to ten classes have a legend, more have a scale of colours. The line above the columns says how
     many clients there are, their sizes and the label skew (see `Summary`). It needs matplotlib (the
-    extra 'bench').
+    extra 'report').
 
     Args:
       data: The federated data, or the class of each example, `[n]`, integers or strings.
@@ -75,28 +75,57 @@ def plot_split(
         raise ValueError(
             f"class_names must name each of the {len(classes)} classes, got {len(names)} names."
         )
-    counts = _counts(coded, len(classes))
+    # Examples of each class at each client, [N, classes].
+    owners = np.repeat(np.arange(coded.num_clients), coded.sizes)
+    cells = np.bincount(
+        owners * len(classes) + coded.examples["y"], minlength=len(coded) * len(classes)
+    )
+    counts = cells.reshape(len(coded), len(classes))
+    sizes = counts.sum(1)
     if order == "auto":
-        sizes = counts.sum(1)
         order = "label" if sizes.max() <= 1.05 * sizes.min() + 1 else "size"
-    colours = _colours(len(classes))
-    figure, new = (_new_figure() if axis is None else axis.get_figure()), axis is None
-    axis = figure.subplots() if new else axis
-    _draw_columns(axis, counts[_places(counts, order)], names, colours, shares)
-    heading = [title] if title and not new else []
-    axis.set_title("\n".join([*heading, _caption(coded)]), fontsize=9, loc="left")
+    places = {
+        "client": np.arange(len(counts)),
+        "size": np.argsort(-sizes, kind="stable"),
+        # Within a class, from the purest client to the one that has most of others.
+        "label": np.lexsort((-counts.max(1) / np.maximum(sizes, 1), counts.argmax(1))),
+    }
+    try:
+        import matplotlib
+        import matplotlib.figure
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError as error:
+        raise ImportError(
+            "plot_split needs matplotlib: pip install 'fedjax_opt[report]'."
+        ) from error
+    few = len(names) <= len(_COLOURS)
+    if few:  # The first and sixth differ in lightness as well: enough for two classes in print.
+        colours = list(_COLOURS if len(names) > 2 else _COLOURS[::5])[: len(names)]
+    else:
+        colours = list(matplotlib.colormaps["turbo"](np.linspace(0.04, 0.96, len(names))))
+    new = axis is None
+    if new:
+        figure = matplotlib.figure.Figure(figsize=(9.0, 4.0), layout="constrained")
+        FigureCanvasAgg(figure)
+        axis = figure.subplots()
+    else:
+        figure = axis.get_figure()
+    _draw_columns(axis, counts[places[order]], names, colours, shares)
+    caption = _caption(coded) if new or not title else f"{title}\n{_caption(coded)}"
+    axis.set_title(caption, fontsize=9, loc="left")
     if new:
         axis.set(xlabel=_ORDERS[order], ylabel="share of its examples" if shares else "examples")
-        _draw_legend(figure, axis, names, colours)
         if title:
             figure.suptitle(title, fontsize=12, x=0.01, ha="left")
-        _paint(figure, *_PAPER_AND_INK[bool(dark)])
+        _dress(figure, axis, names, colours, dark)
     if path is not None:
-        _save(figure, pathlib.Path(path))
+        undated = {"Date": None} if pathlib.Path(path).suffix.lower() == ".svg" else None
+        with matplotlib.rc_context({"svg.hashsalt": "split"}):
+            figure.savefig(path, dpi=150, metadata=undated, facecolor=figure.get_facecolor())
     return figure
 
 
-def _coded(data: Any, client_ids: Any, label: Any) -> tuple[np.ndarray, ClientData]:
+def _coded(data: Any, client_ids: Any, label: Any) -> tuple[chex.ArrayNumpy, ClientData]:
     """The classes, and the data with nothing but their numbers."""
     if isinstance(data, (ClientData, StoredClients)):
         if client_ids is not None:
@@ -119,24 +148,6 @@ def _coded(data: Any, client_ids: Any, label: Any) -> tuple[np.ndarray, ClientDa
     return classes, ClientData.from_arrays({"y": codes}, client_ids, num_clients, allow_empty=True)
 
 
-def _counts(coded: ClientData, num_classes: int) -> np.ndarray:
-    """Examples of each class at each client, `[N, classes]`."""
-    owners = np.repeat(np.arange(coded.num_clients), coded.sizes)
-    cells = owners * num_classes + coded.examples["y"]
-    counts = np.bincount(cells, minlength=coded.num_clients * num_classes)
-    return counts.reshape(-1, num_classes)
-
-
-def _places(counts: np.ndarray, order: str) -> np.ndarray:
-    if order == "client":
-        return np.arange(len(counts))
-    if order == "size":
-        return np.argsort(-counts.sum(1), kind="stable")
-    # Within a class, from the purest client to the one that has most of others.
-    share = counts.max(1) / np.maximum(counts.sum(1), 1)
-    return np.lexsort((-share, counts.argmax(1)))
-
-
 def _caption(coded: ClientData) -> str:
     summary = coded.summary()
     if summary.smallest == summary.largest:
@@ -146,14 +157,7 @@ def _caption(coded: ClientData) -> str:
     return f"{summary.num_clients:,} clients, {sizes}; label skew {summary.label_skew:.2f}"
 
 
-def _colours(num_classes: int) -> Any:
-    if num_classes <= len(_COLOURS):
-        # The first two differ in lightness as well: enough for two classes in print.
-        return list(_COLOURS if num_classes > 2 else (_COLOURS[0], _COLOURS[5]))[:num_classes]
-    return list(_matplotlib().colormaps["turbo"](np.linspace(0.04, 0.96, num_classes)))
-
-
-def _draw_columns(axis, counts: np.ndarray, names, colours, shares: bool) -> None:
+def _draw_columns(axis, counts: chex.ArrayNumpy, names, colours, shares: bool) -> None:
     heights = counts / np.maximum(counts.sum(1, keepdims=True), 1) if shares else counts
     tops = np.cumsum(heights, axis=1)
     spaced = len(counts) <= _SPACED
@@ -179,61 +183,30 @@ def _draw_columns(axis, counts: np.ndarray, names, colours, shares: bool) -> Non
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_legend(figure, axis, names: list[str], colours: Any) -> None:
-    matplotlib = _matplotlib()
-    if len(names) <= len(_COLOURS):
+def _dress(figure, axis, names: list[str], colours, dark: bool) -> None:
+    """A legend of the classes, and the colours of paper and ink."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, Normalize
+    from matplotlib.text import Text
+
+    if len(names) <= len(_COLOURS):  # From the top down, as the classes are stacked.
         handles, _ = axis.get_legend_handles_labels()
-        # From the top down, as the classes are stacked.
-        figure.legend(
-            handles[::-1], names[::-1], title="class", loc="outside right center", frameon=False
+        place = {"loc": "outside right center", "frameon": False}
+        figure.legend(handles[::-1], names[::-1], title="class", **place)
+    else:
+        scale = ScalarMappable(
+            Normalize(-0.5, len(names) - 0.5),
+            ListedColormap(colours),
         )
-        return
-    scale = matplotlib.cm.ScalarMappable(
-        matplotlib.colors.Normalize(-0.5, len(names) - 0.5),
-        matplotlib.colors.ListedColormap(colours),
-    )
-    bar = figure.colorbar(scale, ax=axis, label="class", pad=0.015, aspect=30)
-    ticks = np.unique(np.linspace(0, len(names) - 1, min(len(names), 11)).round().astype(int))
-    bar.set_ticks(ticks, labels=[names[tick] for tick in ticks])
-    bar.outline.set_visible(False)
-
-
-def _new_figure():
-    matplotlib = _matplotlib()
-    figure = matplotlib.figure.Figure(figsize=(9.0, 4.0), layout="constrained")
-    matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
-    return figure
-
-
-def _paint(figure, paper: str, ink: str) -> None:
-    matplotlib = _matplotlib()
+        bar = figure.colorbar(scale, ax=axis, label="class", pad=0.015, aspect=30)
+        ticks = np.unique(np.linspace(0, len(names) - 1, 11).round().astype(int))
+        bar.set_ticks(ticks, labels=[names[tick] for tick in ticks])
+        bar.outline.set_visible(False)
+    paper, ink = ("#15171c", "#d8dade") if dark else ("#ffffff", "#222222")
     figure.set_facecolor(paper)
-    for axis in figure.axes:
-        axis.set_facecolor(paper)
-        axis.tick_params(colors=ink)
-        for spine in axis.spines.values():
-            spine.set_edgecolor(ink)
-    for text in figure.findobj(matplotlib.text.Text):
+    for each in figure.axes:
+        each.set_facecolor(paper)
+        each.tick_params(colors=ink)
+        each.spines[:].set_edgecolor(ink)
+    for text in figure.findobj(Text):
         text.set_color(ink)
-
-
-def _save(figure, path: pathlib.Path) -> None:
-    metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
-    with _matplotlib().rc_context({"svg.hashsalt": "split"}):
-        figure.savefig(path, dpi=150, metadata=metadata, facecolor=figure.get_facecolor())
-
-
-def _matplotlib():
-    """Imported when a plot is drawn: the package works without it."""
-    try:
-        import matplotlib
-        import matplotlib.backends.backend_agg
-        import matplotlib.cm
-        import matplotlib.colors
-        import matplotlib.figure
-        import matplotlib.text
-    except ImportError as error:
-        raise ImportError(
-            "plot_split needs matplotlib: pip install 'fedjax_opt[bench]'."
-        ) from error
-    return matplotlib

@@ -3,8 +3,10 @@
 The characters are those of LEAF's Shakespeare task: its alphabet has 80 symbols, of which the newline
 never occurs once lines are joined by spaces. The 79 that remain are the vocabulary of FedGBO's model.
 
-Caldas et al., LEAF: a benchmark for federated settings, 2018.
-Mills et al., Accelerating federated learning with a global biased optimiser, 2022.
+Reference:
+  Caldas et al. LEAF: a benchmark for federated settings. 2018.
+  Mills et al. Accelerating federated learning with a global biased optimiser. 2022, section 5 (5,000
+  tokens for Sent140).
 """
 
 import collections
@@ -13,8 +15,8 @@ import itertools
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import Any
 
+import chex
 import numpy as np
 
 from fedjax_opt.core import checks
@@ -42,10 +44,6 @@ def vocabulary(texts: Iterable[str], size: int = 5000) -> tuple[str, ...]:
     Example:
       >>> vocabulary(["To be, or not to be:", "that's the question!"], size=4)
       ('be', 'to', 'not', 'or')
-
-    Reference:
-      Mills et al., Accelerating federated learning with a global biased optimiser, section 5 (5,000
-      tokens for Sent140).
     """
     checks.integer("size", size, low=1)
     counts = collections.Counter()
@@ -61,7 +59,7 @@ def token_ids(
     vocabulary: Sequence[str],
     max_tokens: int | None = None,
     distinct: bool = True,
-) -> np.ndarray:
+) -> chex.ArrayNumpy:
     """Writes each text as the ids of its tokens: a bag of words without its zeros.
 
     Tokens that are not in the vocabulary are left out. With distinct tokens, the ones of the multi-hot
@@ -84,9 +82,6 @@ def token_ids(
       >>> token_ids(["Not to be, not!", "Alas..."], ("be", "to", "not"))
       array([[ 2,  1,  0],
              [-1, -1, -1]], dtype=int16)
-
-    Reference:
-      Mills et al., Accelerating federated learning with a global biased optimiser, section 5.
     """
     tokens = list(_texts(vocabulary, "vocabulary"))
     places = {token: place for place, token in enumerate(tokens)}
@@ -101,17 +96,15 @@ def token_ids(
     for text in _texts(texts):
         ids = [places[token] for token in _tokens(text) if token in places]
         rows.append((list(dict.fromkeys(ids)) if distinct else ids)[:max_tokens])
-    lengths = np.array([len(row) for row in rows], np.int64)
-    width = max_tokens or max(lengths.max(initial=0), 1)
+    width = max_tokens or max(map(len, rows), default=1) or 1
     dtype = np.int16 if len(places) <= np.iinfo(np.int16).max else np.int32
-    padded = np.full((len(rows), width), -1, dtype)
-    padded[np.arange(width) < lengths[:, None]] = np.fromiter(
-        itertools.chain.from_iterable(rows), dtype, lengths.sum()
-    )
-    return padded
+    flat = np.fromiter(itertools.chain.from_iterable(rows), dtype)
+    return _padded(flat, [len(row) for row in rows], width, -1)
 
 
-def characters(texts: str | Iterable[str], length: int = 80) -> tuple[np.ndarray, np.ndarray]:
+def characters(
+    texts: str | Iterable[str], length: int = 80
+) -> tuple[chex.ArrayNumpy, chex.ArrayNumpy]:
     """Cuts a client's lines into sequences of characters, each with the character that follows.
 
     The lines are joined by spaces, and every run of white space becomes one space. A text of `m`
@@ -134,9 +127,6 @@ def characters(texts: str | Iterable[str], length: int = 80) -> tuple[np.ndarray
       >>> x, y = characters(["Alas,", "poor Yorick!"], length=10)
       >>> character_text(x), character_text(y)
       (['Alas, poor', ' Yorick   '], ['las, poor ', 'Yorick!'])
-
-    Reference:
-      Caldas et al., LEAF: a benchmark for federated settings, 2018.
     """
     checks.integer("length", length, low=1)
     lines = [texts] if isinstance(texts, str) else _texts(texts)
@@ -150,7 +140,7 @@ def characters(texts: str | Iterable[str], length: int = 80) -> tuple[np.ndarray
     return x.reshape(shape), y.reshape(shape)
 
 
-def character_ids(texts: Iterable[str], length: int | None = None) -> np.ndarray:
+def character_ids(texts: Iterable[str], length: int | None = None) -> chex.ArrayNumpy:
     """Writes each text as the places of its characters in `CHARACTERS`, one text a row.
 
     This is for texts that are cut already, such as the windows of 80 characters, and the one character
@@ -168,27 +158,21 @@ def character_ids(texts: Iterable[str], length: int | None = None) -> np.ndarray
       array([[53, 56],
              [56,  0],
              [23,  1]], dtype=uint8)
-
-    Reference:
-      Caldas et al., LEAF: a benchmark for federated settings, 2018.
     """
     rows = list(_texts(texts))
-    lengths = np.array([len(row) for row in rows], np.int64)
-    width = int(lengths.max(initial=0))
+    lengths = [len(row) for row in rows]
+    width = max(lengths, default=0)
     if length is not None:
-        width = checks.integer("length", length, low=1)
-        if lengths.max(initial=0) > length:
-            longest = int(lengths.argmax())
+        if width > checks.integer("length", length, low=1):
             raise ValueError(
-                f"texts must have at most length = {length} characters each, but texts[{longest}] has"
-                f" {lengths[longest]}."
+                f"texts must have at most length = {length} characters each, but"
+                f" texts[{lengths.index(width)}] has {width}."
             )
-    padded = np.zeros((len(rows), width), np.uint8)
-    padded[np.arange(width) < lengths[:, None]] = _ids("".join(rows))
-    return padded
+        width = length
+    return _padded(_ids("".join(rows)), lengths, width, 0)
 
 
-def character_text(ids: Any) -> list[str]:
+def character_text(ids: Sequence[Sequence[int]] | chex.ArrayNumpy) -> list[str]:
     """Reads rows of character ids back as text.
 
     Args:
@@ -208,8 +192,15 @@ def character_text(ids: Any) -> list[str]:
         raise ValueError(
             f"ids must lie in [-1, {len(CHARACTERS) - 1}], got {array.min()} to {array.max()}."
         )
-    symbols = np.array([*CHARACTERS, ""])  # -1 reads the last, which is no character
+    symbols = np.array([*CHARACTERS, ""])  # -1 is the last, which is no character
     return ["".join(row) for row in symbols[array].tolist()]
+
+
+def _padded(flat: chex.ArrayNumpy, lengths: list[int], width: int, padding: int) -> chex.ArrayNumpy:
+    """Rows of these lengths out of one vector, each padded at its end."""
+    padded = np.full((len(lengths), width), padding, flat.dtype)
+    padded[np.arange(width) < np.array(lengths, int)[:, None]] = flat
+    return padded
 
 
 def _tokens(text: str) -> list[str]:
@@ -229,7 +220,7 @@ def _texts(texts: Iterable[str], name: str = "texts") -> Iterable[str]:
         yield text
 
 
-def _ids(text: str) -> np.ndarray:
+def _ids(text: str) -> chex.ArrayNumpy:
     """The places of the characters of a text in `CHARACTERS`: one look-up for each code point."""
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
     table = _table()
@@ -237,7 +228,7 @@ def _ids(text: str) -> np.ndarray:
 
 
 @functools.cache
-def _table() -> np.ndarray:
+def _table() -> chex.ArrayNumpy:
     """The id of each code point up to the last that is not read as a space, and one more."""
     places = {character: place for place, character in enumerate(CHARACTERS)}
     table = np.zeros(max(map(ord, _PUNCTUATION)) + 2, np.uint8)

@@ -161,7 +161,7 @@ def test_steps_live_inside_a_program():
         ),
         (preprocessing.random_flip(), {"x": np.zeros(2)}, r"random_flip needs images .*\[2\]"),
         (preprocessing.scale(), {"x": np.zeros(2, np.int32)}, "scale takes uint8 .* got int32"),
-        (preprocessing.scale(), {"image": np.zeros(2)}, r"the key 'x', got the keys \['image'\]"),
+        (preprocessing.scale(), {"image": np.zeros(2)}, r"the key 'x', got \['image'\]"),
         (preprocessing.flatten(), (1, 2), "flatten needs a batch with the key 'x', got .*tuple"),
         (preprocessing.normalise(0, 1), {"x": images(1, 2, 2)}, r"got uint8: scale\(\) first"),
         (

@@ -117,5 +117,5 @@ def test_refused(arguments, options, message):
 def test_matplotlib_is_imported_late_and_asked_for_by_name(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
     module = runpy.run_path(split_plot.__file__)
-    with pytest.raises(ImportError, match=r"pip install 'fedjax_opt\[bench\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'fedjax_opt\[report\]'"):
         module["plot_split"](LABELS, IDS)
