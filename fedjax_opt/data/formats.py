@@ -33,15 +33,12 @@ _TEST_FRACTION = 0.2
 
 def members(archive: pathlib.Path) -> Iterator[tuple[str, bytes]]:
     """The files of a `.tar.gz`, `.tgz` or `.deb`, by the last part of their names, without `.gz`."""
-    unpack = ["dpkg-deb", "--fsys-tarfile", str(archive)]  # whatever the .deb is compressed with
     with files.named(archive, "is damaged"):
-        if archive.suffix == ".deb":
+        plain = None
+        if archive.suffix == ".deb":  # whatever it is compressed with
+            unpack = ["dpkg-deb", "--fsys-tarfile", str(archive)]
             plain = io.BytesIO(subprocess.run(unpack, capture_output=True, check=True).stdout)
-        with (
-            tarfile.open(fileobj=plain)
-            if archive.suffix == ".deb"
-            else tarfile.open(archive) as tar
-        ):
+        with tarfile.open(archive if plain is None else None, fileobj=plain) as tar:
             for member in tar:
                 file = tar.extractfile(member) if member.isreg() else None
                 if file is not None:

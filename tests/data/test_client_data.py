@@ -107,21 +107,20 @@ def labelled(*labels):
     return fo.ClientData.from_list([{"y": np.array(part)} for part in labels])
 
 
-def test_identical_clients_have_no_skew():
-    assert labelled([0, 1, 1], [1, 0, 1], [1, 1, 0]).summary().label_skew == 0
-
-
-@pytest.mark.parametrize("classes", [2, 5, 10])
-def test_clients_of_one_class_each(classes):
-    """Each is all of one class where the whole has 1/C of it: a distance of 1 - 1/C."""
-    data = labelled(*[[c] * 4 for c in range(classes)])
-    assert data.summary().label_skew == pytest.approx(1 - 1 / classes, abs=1e-15)
-    assert str(data.summary()).endswith(f"label skew {1 - 1 / classes:.2f}")
-
-
-def test_skew_by_hand():
-    # All: 3/4 and 1/4. The first is off by 1/4 in both classes, the second likewise the other way.
-    assert labelled([0, 0], [0, 1]).summary().label_skew == pytest.approx(0.25, abs=1e-15)
+@pytest.mark.parametrize(
+    ("labels", "skew"),
+    [
+        ([[0, 1, 1], [1, 0, 1], [1, 1, 0]], 0),
+        # Each is all of one class where the whole has 1/C of it: a distance of 1 - 1/C.
+        *([[[c] * 4 for c in range(classes)], 1 - 1 / classes] for classes in (2, 5, 10)),
+        # All: 3/4 and 1/4. The first is off by 1/4 in both classes, the second the other way.
+        ([[0, 0], [0, 1]], 0.25),
+    ],
+)
+def test_label_skew(labels, skew):
+    summary = labelled(*labels).summary()
+    assert summary.label_skew == pytest.approx(skew, abs=1e-15)
+    assert str(summary).endswith(f"label skew {skew:.2f}")
 
 
 def test_labels_that_are_not_classes_have_no_skew():

@@ -115,30 +115,22 @@ def one(x, y, size=1):
     ("content", "wrong"),
     {
         "empty": ("", "not whole and valid JSON"),
-        "truncated": (one("[[1, 2]]", "[0]")[:-9], "not whole and valid JSON"),
-        "no text": (b"\xff\xfe\0\1", "not whole and valid JSON"),
         "a list": ("[1, 2]", "user_data is empty or missing"),
         "no data": ("{}", "user_data is empty or missing"),
-        "data as a list": ('{"user_data": [1]}', "user_data is empty or missing"),
         "user is a number": ('{"user_data": {"a": 1}}', "a list x and a list y"),
         "no y": ('{"user_data": {"a": {"x": [[1]]}}}', "a list x and a list y"),
         "unequal": (one("[[1], [2]]", "[0]", 2), "2 examples but 1 labels"),
         "ragged": (one("[[1, 2], [3]]", "[0, 1]", 2), "x must be numbers in rows of one shape"),
-        "null": (one("[[1, null]]", "[0]"), "x must be numbers"),
         "mixed": (one('[[1, "2"]]', "[0]"), "x must be numbers"),
         "objects": (one("[{}]", "[0]"), "like no layout"),
         "huge float": (one("[[1e400]]", "[0]"), "overflow"),
         "over float32": (one("[[1e39]]", "[0]"), "fit float32"),
-        "huge integer": (one(f"[[1{'0' * 30}]]", "[0]"), "overflow"),
-        "huge label": (one("[[1]]", f"[1{'0' * 30}]"), "overflow"),
         "label over int32": (one("[[1]]", "[2147483648]"), "y must be whole numbers that fit int32"),
         "label with a fraction": (one("[[1]]", "[0.5]"), "y must be whole numbers"),
         "label is text": (one("[[1]]", '["0"]'), "y must be whole numbers"),
-        "labels are lists": (one("[[1]]", "[[0, [1]]]"), "y must be whole numbers"),
         "two characters": (one('["abc"]', '["de"]'), "single characters"),
         "no character": (one('["abc", "bcd"]', '["d", ""]', 2), "single characters"),
         "short tweet": (one('[["a", "b"]]', "[0]"), "id, date, query, user, text"),
-        "tweet of numbers": (one('[["a", "b", "c", "d", 5]]', "[0]"), "x must be text"),
     }.values(),
 )  # fmt: skip
 def test_wrong_files_are_named_with_what_is_wrong(tmp_path, content, wrong):
@@ -358,21 +350,14 @@ def test_numbers_have_32_bits_if_they_fit(home):
         read_tfds("signals", "train", home)
 
 
-def test_the_newest_version_is_read_as_it_is(home):
+def test_images_are_as_they_were_and_emnist_is_put_upright(home, monkeypatch):
+    """The newest version; with the names and types that tasks expect."""
     found = read_tfds("mnist", "train", home)
     assert found["x"].dtype == np.uint8 and found["y"].dtype == np.int32
     np.testing.assert_array_equal(found["x"], IMAGES[..., 0])
     assert found["y"].tolist() == [0, 1, 2]
-    assert len(read_tfds("mnist", "train[:1]", home)["y"]) == 1
-
-
-def test_emnist_is_put_upright(home):
-    np.testing.assert_array_equal(
-        read_tfds("emnist/byclass", "train", home)["x"], IMAGES[..., 0].transpose(0, 2, 1)
-    )
-
-
-def test_cifar100_has_coarse_labels(home, monkeypatch):
+    emnist = read_tfds("emnist/byclass", "train", home)["x"]
+    np.testing.assert_array_equal(emnist, IMAGES[..., 0].transpose(0, 2, 1))
     monkeypatch.setenv("TFDS_DATA_DIR", str(home))
     found = read_tfds("cifar100", "train")
     assert found["x"].dtype == np.uint8 and found["id"].tolist() == [f"train_{i}" for i in range(3)]

@@ -44,28 +44,24 @@ def test_curvature_and_spread_are_as_promised():
     assert data.sizes.tolist() == [3] * 20 and optimum.shape == (4,)
 
 
-def test_without_heterogeneity_every_client_agrees():
-    model, data, optimum = fo.data.quadratics(num_clients=3, dimension=2, heterogeneity=0.0)
+def test_spread_noise_and_seed_do_what_they_say():
+    """Without heterogeneity all agree; noise moves examples and not their mean; seeds differ."""
+
+    def made(**options):
+        return fo.data.quadratics(num_clients=3, dimension=2, num_examples=4, **options)
+
+    model, data, optimum = made(heterogeneity=0.0)
     np.testing.assert_array_equal(optimum, 0)
     losses = fo.evaluate_clients(model, fo.Variables({"x": jnp.asarray(optimum)}), data)["loss"]
     np.testing.assert_array_equal(losses, 0)
-
-
-def test_noise_moves_examples_and_not_their_mean():
-    _, calm, _ = fo.data.quadratics(num_clients=3, dimension=2, num_examples=4)
-    _, noisy, _ = fo.data.quadratics(num_clients=3, dimension=2, num_examples=4, noise=0.5)
+    calm, noisy, again, other = (
+        made(**options)[1] for options in ({}, {"noise": 0.5}, {}, {"seed": 2})
+    )
     for i in range(3):
         assert np.std(noisy[i]["b"]) > 0 and np.all(calm[i]["b"] == calm[i]["b"][0])
         np.testing.assert_allclose(noisy[i]["b"].mean(0), calm[i]["b"][0], atol=1e-14)
-
-
-def test_seeds():
-    first, again, other = (
-        fo.data.quadratics(num_clients=3, dimension=2, seed=seed)[1].examples["b"]
-        for seed in (1, 1, 2)
-    )
-    np.testing.assert_array_equal(first, again)
-    assert np.all(first != other)
+    np.testing.assert_array_equal(calm.examples["b"], again.examples["b"])
+    assert np.all(calm.examples["b"] != other.examples["b"])
 
 
 def test_federated_training_reaches_it():
