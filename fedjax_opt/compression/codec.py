@@ -206,16 +206,7 @@ def layout(codec: Codec, tree: Any) -> tuple[Slot, ...]:
 
 
 def compress(codec: Codec, tree: Any, key: chex.PRNGKey | None = None) -> Payload:
-    """The codes of a message.
-
-    Args:
-      codec: a `Codec`.
-      tree: the message.
-      key: for codecs that draw random numbers.
-
-    Returns:
-      A `Payload`.
-    """
+    """The codes of a message; `key` is for codecs that draw random numbers."""
     if codec.random and key is None:
         raise ValueError("key must be given: this codec draws random numbers. Got None.")
     slots, seed, select_key = layout(codec, tree), None, key
@@ -251,16 +242,7 @@ def compress(codec: Codec, tree: Any, key: chex.PRNGKey | None = None) -> Payloa
 
 
 def decompress(codec: Codec, payload: Payload, like: Any) -> Any:
-    """What the receiver makes of a payload.
-
-    Args:
-      codec: the codec that made it.
-      payload: a `Payload`.
-      like: a tree of the message's structure, shapes and dtypes.
-
-    Returns:
-      The message as the receiver sees it.
-    """
+    """The message as its receiver sees it; `like` has its structure, shapes and dtypes."""
     leaves = []
     for slot, tensor in zip(layout(codec, like), payload.tensors, strict=True):
         values = tensor.codes
@@ -315,18 +297,10 @@ def size(codec: Codec, tree: Any, key: chex.PRNGKey | None = None) -> jax.Array:
 
 
 def size_in_bytes(codec: Codec, payload: Payload, like: Any) -> jax.Array:
-    """The bytes that `encode` makes of the same message.
-
-    Args:
-      codec: the codec that made the payload.
-      payload: a `Payload`.
-      like: a tree of the message's structure, shapes and dtypes.
-
-    Returns:
-      A scalar, int32; in floating point for messages that might have more than 2^31 bytes.
-    """
+    """`size` of a message whose payload is known; `like` has its structure, shapes and dtypes."""
     slots = layout(codec, like)
     fixed = _fixed_bytes(codec, slots)
+    # A sum in int32 would overflow in silence, so it is one only where no values could make it.
     # Codes of short types may be wider than those; positions take less than two bits an entry.
     most = fixed + sum(slot.size * (max(slot.dtype.itemsize, 2) + 1) for slot in _coded(slots))
     dtype = jnp.int32 if most < 2**31 else jnp.result_type(float)

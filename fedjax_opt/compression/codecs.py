@@ -185,10 +185,6 @@ def ce_fedavg(sparsity: chex.Numeric = 0.9, bits: int = 8) -> Codec:
     Example:
       >>> from fedjax_opt import compression
       >>> codec = compression.ce_fedavg(sparsity=0.95)
-
-    Reference:
-      Mills, Hu, Min. Communication-efficient federated learning for wireless edge intelligence in IoT.
-      2020.
     """
     return chain(top_k(sparsity), uniform(bits), companions=exponential(bits))
 

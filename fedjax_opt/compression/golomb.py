@@ -34,13 +34,7 @@ _WORD = 32
 
 
 def parameter(sparsity: float) -> int:
-    """The best Rice parameter: `b* = max(0, 1 + floor(log2(ln(phi - 1) / ln(s))))`.
-
-    Args:
-      sparsity: s, the fraction of entries that are not sent, in [0, 1).
-
-    Returns:
-      b*.
+    """The best Rice parameter b* for a sparsity in [0, 1).
 
     Example:
       >>> [parameter(s) for s in (0.0, 0.6, 0.9, 0.95, 0.999)]
@@ -54,13 +48,7 @@ def parameter(sparsity: float) -> int:
 
 
 def expected_bits(sparsity: float) -> float:
-    """The expected bits of one index: `g_s = b* + 1 / (1 - s^(2^b*))`.
-
-    Args:
-      sparsity: s, the fraction of entries that are not sent, in [0, 1).
-
-    Returns:
-      g_s.
+    """The expected bits g_s of one index, for a sparsity in [0, 1).
 
     Example:
       >>> [round(expected_bits(s), 3) for s in (0.0, 0.6, 0.9, 0.95)]
@@ -74,18 +62,7 @@ def parameter_of(count: Any, size: Any) -> jax.Array:
     """The Rice parameter for `count` of `size` entries, inside a program; s = 1 - count / size.
 
     In float32 the parameter may be the neighbour of `parameter`'s where the two cost the same to six
-    digits. It is sent, so nobody computes it again.
-
-    Args:
-      count: how many are sent, int32, from 0 to size.
-      size: how many there are.
-
-    Returns:
-      int32, from 0 to 30; 0 for count = 0 and for count = size.
-
-    Example:
-      >>> int(parameter_of(jnp.int32(10), 100))
-      3
+    digits. It is sent, so nobody computes it again. It is 0 where all entries are sent, or none.
     """
     count, size = jnp.asarray(count, jnp.int32), jnp.asarray(size, jnp.int32)
     some = (count > 0) & (count < size)
@@ -98,25 +75,12 @@ def parameter_of(count: Any, size: Any) -> jax.Array:
 
 
 def unary_bits(kept: Any, b: Any) -> jax.Array:
-    """The length of the unary stream of the indices at which `kept` is true, inside a program.
+    """The bits of the unary parts of the indices at which `kept` is true, inside a program.
 
     The count of the indices and the sum of their quotients, exactly; the remainders take count * b more.
-
-    Each index needs the one before it. A cumulative maximum would give that; it takes ten times as long
-    as looking for the next lower bit among 32 entries read as one number (a million entries, one
-    core).
-
-    Args:
-      kept: bool `[n]`, n < 2^31.
-      b: the Rice parameter, int32.
-
-    Returns:
-      int32.
-
-    Example:
-      >>> int(unary_bits(jnp.array([False, False, True, True]), 1))
-      3
     """
+    # Each index needs the one before it. A cumulative maximum would give that; it takes ten times as
+    # long as looking for the next lower bit among 32 entries read as one number.
     rows = -(-kept.size // _WORD)
     if not rows:
         return jnp.zeros((), jnp.int32)

@@ -22,15 +22,10 @@ _COUNTED_IN_16_BITS = _SHORT * _PARTS**5
 
 
 def largest(vectors: tuple[jax.Array, ...], count: chex.Numeric) -> tuple[jax.Array, ...]:
-    """Marks the entries of largest magnitude among those of some vectors together.
+    """Marks `count` entries, those of largest magnitude among some vectors together.
 
-    Args:
-      vectors: vectors of floating point.
-      count: how many to mark, int32, may be traced; all, if there are no more.
-
-    Returns:
-      A boolean vector for each vector. Of equal entries the first are marked; NaN counts as larger than
-      infinity, so that it is kept and seen.
+    Of equal entries the first are marked; NaN counts as larger than infinity, so that it is kept and
+    seen. `count` may be traced; all are marked if there are no more.
 
     Example:
       >>> import jax.numpy as jnp
@@ -97,19 +92,7 @@ def largest(vectors: tuple[jax.Array, ...], count: chex.Numeric) -> tuple[jax.Ar
 
 
 def folded(combine: Callable[[jax.Array, jax.Array], jax.Array], values: jax.Array) -> jax.Array:
-    """A vector of a few hundred entries that reduces to the same as a long one.
-
-    Args:
-      combine: an associative and commutative function of two arrays, such as `jnp.minimum`.
-      values: a vector.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from fedjax_opt.compression.largest import folded
-      >>> short = folded(jnp.maximum, jnp.arange(10_000))
-      >>> short.size < 600, int(short.max())
-      (True, 9999)
-    """
+    """A few hundred entries that reduce to the same as a long vector, by e.g. `jnp.minimum`."""
     rests = []
     while values.size > _SHORT:
         width = values.size // _PARTS
@@ -121,13 +104,6 @@ def folded(combine: Callable[[jax.Array, jax.Array], jax.Array], values: jax.Arr
 
 
 def count_true(marks: jax.Array) -> jax.Array:
-    """How many entries of a boolean vector are true, as int32.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from fedjax_opt.compression.largest import count_true
-      >>> int(count_true(jnp.arange(10_000) % 3 == 0))
-      3334
-    """
+    """How many entries of a boolean vector are true, as int32."""
     dtype = jnp.uint16 if marks.size <= _COUNTED_IN_16_BITS else jnp.uint32
     return jnp.sum(folded(jnp.add, marks.astype(dtype)), dtype=jnp.int32)

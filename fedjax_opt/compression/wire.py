@@ -189,7 +189,7 @@ def _read(codec: Codec, stream: io.BytesIO, like: Any) -> Payload:
 
 def _read_leaf(codec: Codec, stream: io.BytesIO, index: int, slot: Slot, places: dict) -> Tensor:
     """One leaf; `places` holds the indices that leaders keep."""
-    count, b, positions, bits = slot.size, None, 0, np.zeros(0, np.uint8)
+    count, b, positions = slot.size, None, 0
     if slot.leader is None:
         values = np.frombuffer(_take(stream, count * slot.dtype.itemsize), slot.dtype)
         return Tensor(None, values, np.zeros(0, np.float32), None)
@@ -204,7 +204,8 @@ def _read_leaf(codec: Codec, stream: io.BytesIO, index: int, slot: Slot, places:
     header = np.frombuffer(_take(stream, slot.header_size * slot.wide.itemsize), slot.wide)
     if b is not None:
         # Where the positions end is seen in them: their quotients take at most a bit an entry.
-        longest = stream.getvalue()[stream.tell() :][: -(-(slot.size + count * b) // 8)]
+        end = stream.tell() - (-(slot.size + count * b) // 8)
+        longest = stream.getbuffer()[stream.tell() : end]
         places[index], positions = golomb.decode(_unpacked(longest), b, count, slot.size)
     if codec.sparsifiers and places[slot.leader].size != count:
         kept = places[slot.leader].size
@@ -239,7 +240,7 @@ def _codes_of(slot: Slot, bits: np.ndarray) -> np.ndarray:
     return (numbers[:, None] // radix ** np.arange(together) % radix).reshape(-1).astype(slot.wide)
 
 
-def _unpacked(data: bytes) -> np.ndarray:
+def _unpacked(data: bytes | memoryview) -> np.ndarray:
     return np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
 
 
@@ -287,8 +288,7 @@ def _marks(codec, seed, static):
 
 
 def description(codec: Codec, like: Any) -> str:
-    """What both ends must agree on: names of what the codec is made of, and each leaf's path, shape,
-    dtype and leader. The same text in every process."""
+    """What both ends must agree on, the same text in every process."""
     quantisers = (codec.quantiser, codec.companion)
     lines = [str(sparsifier.name) for sparsifier in codec.sparsifiers]
     lines += ["none" if q is None else f"{q.name} {int(q.radix)}" for q in quantisers]

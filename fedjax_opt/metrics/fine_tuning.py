@@ -70,9 +70,6 @@ def fine_tuned(
       >>> tuned = fo.metrics.fine_tuned(model, variables, data, fo.optimizers.sgd(0.1), steps=5)
       >>> bool(fo.evaluate_clients(model, tuned, data)["loss"].mean() < before)
       True
-
-    Reference:
-      Wang et al. Federated evaluation of on-device personalization. 2019.
     """
     if not isinstance(variables, Variables) and not callable(variables):
         raise ValueError(

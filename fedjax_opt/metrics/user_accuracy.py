@@ -114,10 +114,6 @@ def user_accuracy(
       >>> test = fo.ClientData.from_arrays({"x": x, "y": np.array([0, 0, 1])}, [0, 0, 1])
       >>> print(fo.metrics.user_accuracy(model, fo.Variables(np.eye(2, dtype=np.float32)), test))
       75.00% over 2 clients (spread 25.00%, worst tenth 50.00%)
-
-    Reference:
-      Mills, Hu, Min. Multi-task federated learning for personalised deep neural networks in edge
-      computing. 2022.
     """
     check_clients(variables, "test_data", test_data)
     found = evaluate_clients(model, variables, test_data)
