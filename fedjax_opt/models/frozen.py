@@ -8,7 +8,7 @@ Hu et al., LoRA: low-rank adaptation of large language models, 2022.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import chex
 import jax
@@ -143,16 +143,14 @@ def merged(model: Model, variables: Variables) -> Variables:
     return variables._replace(params=model.loss.merged(variables.params, base))
 
 
-class _Loss(Protocol):
-    def __call__(
-        self, variables: Variables, batch: Any, key: Any, frozen: Any, **index: Any
-    ) -> Any: ...
-
-
-def _on_base(model: Model, base: chex.ArrayTree, loss: _Loss, init: Callable[..., Any]) -> Model:
+def _on_base(model: Model, base: chex.ArrayTree, loss: Any, init: Callable[..., Any]) -> Model:
     """A model that reads the base and what the model itself has frozen."""
-    own = (model.frozen,) if jax.tree.leaves(model.frozen) else ()
-    return dataclasses.replace(model, init=init, loss=loss, frozen=(base, own))
+    return dataclasses.replace(model, init=init, loss=loss, frozen=(base, _own(model)))
+
+
+def _own(model):
+    """What the loss of the model itself gets beside variables, batch and key."""
+    return (model.frozen,) if jax.tree.leaves(model.frozen) else ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -167,8 +165,10 @@ class _Part:
 
         return jax.tree.map(fill, params, base, is_leaf=lambda leaf: leaf is None)
 
-    def __call__(self, variables, batch, key, frozen, **index):
-        base, own = frozen
+    def __call__(self, variables, batch, key, *frozen, **index):
+        if not frozen:  # Where all is trained there is no base.
+            return self.loss(variables, batch, key, **index)
+        base, own = frozen[0]
         whole = variables._replace(params=self.merged(variables.params, base))
         return self.loss(whole, batch, key, *own, **index)
 
@@ -214,9 +214,8 @@ def _dense_sizes(model, variables, batch):
         sizes[name] = inputs, kernel.size // inputs, kernel.dtype
         return y
 
-    own = (model.frozen,) if jax.tree.leaves(model.frozen) else ()
     with _each_dense_layer(note):
-        jax.eval_shape(lambda *given: model.loss(*given, None, *own), variables, batch)
+        jax.eval_shape(lambda *given: model.loss(*given, None, *_own(model)), variables, batch)
     return sizes
 
 

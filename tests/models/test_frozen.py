@@ -67,6 +67,13 @@ def test_the_model_begins_as_it_was_learns_and_is_merged(kind, wrapped):
     np.testing.assert_allclose(value(MODEL, whole), value(model, found), rtol=1e-5)
 
 
+def test_a_part_may_be_the_whole():
+    model = fo.models.trainable(MODEL, VARIABLES, "params/**")
+    variables = model.init(None, BATCH)
+    assert value(model, variables) == value(MODEL, VARIABLES)
+    assert jax.tree.structure(fo.models.merged(model, variables)) == jax.tree.structure(VARIABLES)
+
+
 def test_a_part_has_the_gradient_of_the_whole():
     model = fo.models.trainable(MODEL, VARIABLES, HEAD)
     part, whole = (
