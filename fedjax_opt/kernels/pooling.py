@@ -20,10 +20,13 @@ _pool_p = core.Primitive("fast_pool")
 def faster(equation: core.JaxprEqn, ways: Any) -> core.JaxprEqn | None:
     """The rule for `reduce_window_max` and `reduce_window_sum`: the same pool in our way."""
     del ways
-    params, aval = equation.params, cast(Any, equation.invars[0].aval)
+    params = equation.params
+    sizes = [
+        size for v in (*equation.invars, *equation.outvars) for size in cast(Any, v.aval).shape
+    ]
     dilations = {*params["base_dilation"], *params["window_dilation"]}
     is_large = math.prod(params["window_dimensions"]) > MOST_OFFSETS
-    if dilations != {1} or is_large or 0 in aval.shape:
+    if dilations != {1} or is_large or 0 in sizes:
         return None
     return equation.replace(
         primitive=_pool_p, params=params | {"original": equation.primitive.name}
