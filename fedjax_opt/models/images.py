@@ -27,6 +27,7 @@ def network(family: str) -> Any:
 
 def of_images(module: Any, *options: Any, batch_norm: bool = False) -> Model:
     """The model of a Flax module. Batch normalisation could magnify Winograd's rounding errors."""
+    checks.integer("num_classes", module.num_classes, low=2)
     ways = True if batch_norm else "winograd"
     return dataclasses.replace(from_linen(module, *options), fast_convolutions=ways)
 
@@ -54,8 +55,7 @@ def dnn(num_classes: int = 62, batch_norm: bool = False) -> Model:
       (6.71 Mbit); Mills, Hu and Min, Multi-task federated learning for personalised deep neural
       networks in edge computing (with batch normalisation).
     """
-    checks.integer("num_classes", num_classes, low=2)
-    return from_linen(network("images").DNN(num_classes, batch_norm=batch_norm), "train")
+    return of_images(network("images").DNN(num_classes, batch_norm=batch_norm), "train")
 
 
 def cnn(num_classes: int = 100, batch_norm: bool = False) -> Model:
@@ -81,7 +81,6 @@ def cnn(num_classes: int = 100, batch_norm: bool = False) -> Model:
     Reference:
       Mills et al., Accelerating federated learning with a global biased optimiser, section 5.
     """
-    checks.integer("num_classes", num_classes, low=2)
     return of_images(
         network("images").CNN(num_classes, batch_norm=batch_norm), "train", batch_norm=batch_norm
     )
@@ -109,7 +108,6 @@ def mnist_cnn(num_classes: int = 10) -> Model:
       Mills, Hu and Min, Communication-efficient federated learning for wireless edge intelligence in
       IoT, 2020.
     """
-    checks.integer("num_classes", num_classes, low=2)
     module = network("images").CNN(num_classes, kernel_size=5, padding="SAME")
     return of_images(module, "train")
 
@@ -138,7 +136,6 @@ def cifar_cnn(num_classes: int = 10) -> Model:
       Mills, Hu and Min, Communication-efficient federated learning for wireless edge intelligence in
       IoT, 2020.
     """
-    checks.integer("num_classes", num_classes, low=2)
     return of_images(
         network("images").CifarCNN(num_classes), "train", ("dropout",), batch_norm=True
     )
@@ -166,7 +163,6 @@ def lenet(num_classes: int = 10) -> Model:
     Reference:
       Hsu, Qi and Brown, Federated visual classification with real-world data distribution, 2020.
     """
-    checks.integer("num_classes", num_classes, low=2)
     module = network("images").CNN(num_classes, features=(64, 64), hidden=(384, 192), kernel_size=5)
     return of_images(module, "train")
 
@@ -221,7 +217,6 @@ def resnet18(num_classes: int = 10, groups: int = 2) -> Model:
 
 
 def _resnet(num_classes, stages, groups, project):
-    checks.integer("num_classes", num_classes, low=2)
     checks.integer("groups", groups, low=1)
     if stages[0][0] % groups:
         raise ValueError(f"groups must divide {stages[0][0]} features, got {groups}.")
@@ -246,7 +241,6 @@ def mobilenet_v2(num_classes: int) -> Model:
       Sandler et al., MobileNetV2: inverted residuals and linear bottlenecks, 2018; Hsu, Qi and Brown,
       Federated visual classification with real-world data distribution, 2020.
     """
-    checks.integer("num_classes", num_classes, low=2)
     return of_images(network("images").MobileNetV2(num_classes))
 
 
@@ -268,5 +262,4 @@ def vit_b16(num_classes: int) -> Model:
       Dosovitskiy et al., An image is worth 16x16 words: transformers for image recognition at scale,
       2021.
     """
-    checks.integer("num_classes", num_classes, low=2)
     return of_images(network("images").VisionTransformer(num_classes))
