@@ -4,7 +4,8 @@ A product of matrices or a convolution takes two operations, a multiplication an
 pair of numbers that meet (a convolution's padding is no number). Anything else takes one for each
 number that it makes: a sum, a root, an exponential, a comparison; a reduction one for each number that
 it takes in. What moves data, and what is done to whole numbers, counts as nothing; what a kernel of
-one's own hides is not seen. It does not depend on XLA and on what that makes of the program.
+one's own hides is not seen. It does not depend on XLA, on the platform, and on the ways by which a
+model's convolutions are computed there.
 
 A `lax.scan` (or a `fori_loop` between known bounds) counts as often as it turns, of several branches
 the dearest. A `while_loop` is refused, since nobody knows how often it turns; but for what a client does
@@ -12,6 +13,7 @@ once in a round: there it counts as one turn. (A codec looks for its threshold i
 the model.)
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -122,6 +124,7 @@ def client_flops(
         jax.tree.map(lambda x, n=n: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype), batch)
         for n in (size, samples)
     )
+    model = dataclasses.replace(model, fast_convolutions=False)
     variables = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), shapes)
     variables = variables if isinstance(variables, Variables) else Variables(variables)
     server, known, carry, probe, begin, step, finish = round_on_shapes(
@@ -173,7 +176,7 @@ def _count(jaxpr: Jaxpr, refuse_while: bool) -> float:
 
 
 def _of_one(name: str, equation: JaxprEqn) -> int:
-    if name == "dot_general":
+    if name in ("dot_general", "thin_dot"):
         return 2 * _of_product(equation)
     if name == "conv_general_dilated":
         return 2 * _of_convolution(equation)
@@ -186,7 +189,8 @@ def _of_one(name: str, equation: JaxprEqn) -> int:
 
 
 def _of_product(equation: JaxprEqn) -> int:
-    (contracted, _), _ = equation.params["dimension_numbers"]
+    of_matrices = (((1,), (0,)), ((), ()))  # as `kernels.thin_product` has it
+    (contracted, _), _ = equation.params.get("dimension_numbers", of_matrices)
     (left, _), (out,) = _shapes(equation.invars), _shapes(equation.outvars)
     return math.prod(out) * math.prod(left[axis] for axis in contracted)
 

@@ -55,9 +55,14 @@ def test_a_convolution_and_its_derivatives(name):
     assert found == by_xla(derivatives, x, w, cotangent)
 
 
-@pytest.mark.parametrize(("m", "k", "n"), [(3, 5, 7), (64, 300, 128), (1024, 512, 2048)])
+@pytest.mark.parametrize(("m", "k", "n"), [(3, 5, 7), (2, 300, 128), (1024, 512, 2048)])
 def test_a_product(m, k, n):
     assert fo.costs.measured_flops(jnp.matmul, *shapes((m, k), (k, n))) == 2 * m * k * n
+    numbers = (((1,), (0,)), ((), ()))  # a primitive of our own where m is small
+    thin = fo.costs.measured_flops(
+        lambda x, w: fo.models.thin_dot(x, w, numbers), *shapes((m, k), (k, n))
+    )
+    assert thin == 2 * m * k * n
     batched = fo.costs.measured_flops(jnp.matmul, *shapes((4, m, k), (4, k, n)))
     assert batched == 4 * 2 * m * k * n
 
@@ -230,6 +235,31 @@ def test_parts_make_the_whole(name):
     assert fo.costs.measured_flops(in_a_loop, server, client, BATCH) == pytest.approx(
         whole, rel=2e-3
     )
+
+
+def test_convolutions_count_as_what_they_are_however_they_are_computed():
+    """8 x 8 pixels, 3 x 3, 16 channels to 16, unpadded: a forward pass, and the kernel's gradient."""
+
+    def loss(variables, batch, key):
+        made = jax.lax.conv_general_dilated(
+            batch["x"],
+            variables.params,
+            (1, 1),
+            "VALID",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        return jnp.sum(made), fo.Aux()
+
+    batch = {"x": jax.ShapeDtypeStruct((B, 8, 8, 16), jnp.float32)}
+    size = 3 * 3 * 16 * 16
+    for ways in (True, False, "winograd"):
+        model = fo.Model(
+            lambda key, batch: fo.Variables(jnp.zeros((3, 3, 16, 16), jnp.float32)), loss,
+            fast_convolutions=ways,
+        )  # fmt: skip
+        step = fo.costs.client_flops(fo.fedavg(SGD), model, batch).step
+        products = 2 * 2 * B * 6 * 6 * size
+        assert products <= step <= products + B * 6 * 6 * 16 + 10 * size
 
 
 # Errors ---------------------------------------------------------------------------------------
