@@ -25,6 +25,7 @@ from typing import IO, Any
 
 from fedjax_opt.core import checks
 from fedjax_opt.execution import distributed
+from fedjax_opt.execution.devices import usable_cores
 
 # Gloo announces its connections on standard output, which is for results.
 _NOISE = "[Gloo] Rank "
@@ -88,7 +89,7 @@ def launch(
 ) -> int:
     """Runs a command in several processes that form one run; ends all when one fails."""
     checks.integer("processes", processes, low=1)
-    devices = max(1, len(os.sched_getaffinity(0)) // processes) if devices is None else devices
+    devices = max(1, usable_cores() // processes) if devices is None else devices
     checks.integer("devices", devices, low=1)
     checks.integer("gpus", gpus, low=0)
     if timeout is not None:

@@ -34,7 +34,7 @@ def use_cpu_devices(count: int | None = None) -> int:
     """
     asked = os.environ.get("JAX_NUM_CPU_DEVICES", "")
     if count is None:
-        count = int(asked) if asked.isdecimal() else _usable_cores()
+        count = int(asked) if asked.isdecimal() else usable_cores()
     checks.integer("count", count, low=1)
     if xla_bridge.backends_are_initialized():
         raise RuntimeError(
@@ -48,7 +48,7 @@ def use_cpu_devices(count: int | None = None) -> int:
     return count
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
     """The cores that this process may use; macOS and Windows do not tell, so all there are."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_opt.core import Algorithm, Federation, checks, epochs
 from fedjax_opt.core.algorithm import Scheduled
 from fedjax_opt.experiments.search import Range, expand, sample
-from fedjax_opt.experiments.specs import unknown
+from fedjax_opt.experiments.specs import Spec, unknown
 from fedjax_opt.experiments.trials import Trial
 
 Family = Callable[..., Algorithm | Scheduled]
@@ -49,7 +49,9 @@ def trials_of(
             except (TypeError, ValueError) as error:
                 at = ", ".join(f"{name}={value}" for name, value in point.items())
                 raise ValueError(f"{label}{f' ({at})' if at else ''}: {error}") from error
-            trials += [Trial(label, built, made[key], seed, point) for seed in seeds]
+            # A part, such as top_k(sparsity=0.5), is its text in a record.
+            shown = {k: str(v) if isinstance(v, Spec) else v for k, v in point.items()}
+            trials += [Trial(label, built, made[key], seed, shown) for seed in seeds]
     return trials
 
 
@@ -211,7 +213,8 @@ def _check_axis(name: str, values: Any) -> None:
 
 
 def _is_plain(value: Any) -> bool:
+    if isinstance(value, Spec):  # a name and arguments, such as top_k(sparsity=0.9), which has a text
+        return True
     if isinstance(value, (tuple, list)):
         return all(map(_is_plain, value))
-    # A spec such as top_k(sparsity=0.9) is a name and arguments, and has a text.
-    return isinstance(value, (int, float, str, np.generic)) or hasattr(value, "arguments")
+    return isinstance(value, (int, float, str, np.generic))

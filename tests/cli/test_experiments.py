@@ -450,6 +450,24 @@ def halved(learning_rate, share: float = 0.5):
 
 
 @pytest.mark.slow
+def test_a_grid_may_hold_parts(command, folder):
+    """Each codec is a program of its own, with its own bytes, and its text in the record."""
+    text = (
+        f"sweep {TASK} 'fedavg(learning_rate=0.1) + compressed(upload=uniform)' {SMALL}"
+        " --grid 'compressed.upload=top_k(sparsity=0.5),uniform' --output parts"
+    )
+    status, printed, errors = command(text)
+    assert status == 0, errors
+    found = {
+        one.hyperparameters["compressed.upload"]: one.columns["bytes_up"][0, -1]
+        for one in read(folder / "parts").curves
+    }
+    assert set(found) == {"top_k(sparsity=0.5)", "uniform"} and len(set(found.values())) == 2
+    assert "top_k(sparsity=0.5)" in printed
+    assert command(text)[0] == 0
+
+
+@pytest.mark.slow
 def test_own_data_from_a_file_to_a_page(command, folder, letters):
     """All that nobody said is on the screen, in the file, and on the page."""
     text = f"compare {letters} fedavg 'big: scaffold' --rounds 4 --evaluate-every 2 --output own"
