@@ -257,13 +257,14 @@ def _facts(federation: Federation) -> dict[str, int]:
     found = {"clients": federation.num_clients, "batch size": federation.batch_size}
     if federation.cohort is not None:
         found["cohort"] = federation.cohort.size
-    name, steps = "local steps", federation.local_steps
+    name = "local steps"
+    steps: Any = federation.local_steps
     if isinstance(steps, Epochs):
         name, steps = "local epochs", steps.count
     if isinstance(steps, Controller):  # which starts from there
         steps = steps.value(steps.init(), 0)
     if not callable(steps) and np.shape(steps) == ():
-        found[name] = int(steps)  # type: ignore[arg-type]
+        found[name] = int(steps)
     for name in ("test", "validation"):
         if getattr(federation, name) is not None:
             found[f"{name} examples"] = len(jax.tree.leaves(getattr(federation, name))[0])

@@ -118,7 +118,7 @@ class Comparison:
         for one in self.best():
             for name, values in grids.get(one.label, {}).items():
                 chosen = one.hyperparameters.get(name)
-                if len(values) < 3 or chosen not in (min(values), max(values)):
+                if chosen is None or len(values) < 3 or min(values) < chosen < max(values):
                     continue
                 low = chosen == min(values)
                 ratio = sorted(values)[1] / min(values) if min(values) > 0 else 2.0

@@ -99,7 +99,7 @@ class Experiment(NamedTuple):
     controller: Spec | None = None
     evaluate_every: int = _RUN["evaluate_every"]
     test_examples: int | None = None
-    weighting: str = Federation.weighting
+    weighting: str = "samples"
     batching: str = Federation.batching
     diagnostics: tuple[str, ...] = _RUN["diagnostics"]
     grid: Mapping[str, tuple[Any, ...]] = MappingProxyType({})

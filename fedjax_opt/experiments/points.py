@@ -213,7 +213,9 @@ def _check_axis(name: str, values: Any) -> None:
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, Spec):  # a name and arguments, such as top_k(sparsity=0.9), which has a text
+    if isinstance(
+        value, Spec
+    ):  # a name and arguments, such as top_k(sparsity=0.9), which has a text
         return True
     if isinstance(value, (tuple, list)):
         return all(map(_is_plain, value))

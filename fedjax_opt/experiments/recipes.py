@@ -225,7 +225,7 @@ def load(task: Spec) -> Loaded:
     """
     if task.name == "from_files":
         check("task", TASKS, task)
-        given = {k: list(v) if isinstance(v, tuple) else v for k, v in task.arguments.items()}
+        given: dict[str, Any] = dict(task.arguments)
         return load_files(**given)
     made = make("task", TASKS, task)
     if not isinstance(made, Federation):

@@ -133,7 +133,7 @@ class Log:
         good = int(infos.finite.sum())
         self.history.append(rows_of(infos))
         self.rounds += good
-        self._count(infos.num_steps[infos.finite])
+        self._count(np.asarray(infos.num_steps)[infos.finite])
         record = {
             "label": self.trial.label,
             "hyperparameters": dict(self.trial.point),

@@ -2,6 +2,7 @@
 
 import html
 import io
+import os
 import pathlib
 import re
 from collections.abc import Sequence
@@ -232,7 +233,7 @@ def _description(comparison: Measured, panel: Panel) -> str:
 
 
 def save_plots(
-    directory: str | pathlib.Path, comparison: Measured, formats: Sequence[str] = ("png", "pdf")
+    directory: str | os.PathLike[str], comparison: Measured, formats: Sequence[str] = ("png", "pdf")
 ) -> list[pathlib.Path]:
     """Saves every plot of a comparison as a file of its own, for papers and slides.
 
