@@ -18,6 +18,7 @@ from fedjax_opt.execution import Strategy, distributed
 from fedjax_opt.experiments import results, rundir
 from fedjax_opt.experiments.comparison import Comparison, read
 from fedjax_opt.experiments.interrupts import remembered
+from fedjax_opt.experiments.labels import check_labels
 from fedjax_opt.experiments.points import Family, Grid, checked_seeds, grids_of, trials_of
 from fedjax_opt.experiments.pricing import Device, Prices, operations_of, priced, prices
 from fedjax_opt.experiments.search import Range
@@ -146,8 +147,14 @@ def compare(
     play = {"evaluate_every": evaluate_every, "diagnostics": diagnostics, "strategy": strategy}
     price = pricer(trials, device)
 
+    looked_at: set[int] = set()
+
     def records(told: Progress) -> list[dict[str, Any]]:
-        pairs = zip(told.trials, told.records, strict=True)
+        pairs = [*zip(told.trials, told.records, strict=True)]
+        for trial, record in pairs:  # if it is the data, no other learning rate will help
+            if "diverged" in record and id(trial.federation.clients) not in looked_at:
+                looked_at.add(id(trial.federation.clients))
+                check_labels(trial.federation)
         return [priced(record, price(trial)) for trial, record in pairs]
 
     if output is None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
-from fedjax_opt.experiments import Range, comparing, read, waves
+from fedjax_opt.experiments import Range, comparing, read, trials, waves
 from tests.core import problems
 
 DATA = problems.ragged((5, 8, 3, 12, 7, 4))
@@ -213,6 +213,36 @@ def test_a_metric_may_have_any_name(name, tmp_path):
     (curve,) = read(tmp_path / "run").curves
     np.testing.assert_array_equal(curve.columns[f"test_{name}"], curve.columns["loss"])
     assert found.best()[0].seeds == (0, 1)
+
+
+@pytest.mark.parametrize(("label", "where"), [(3, "row 1 of client 2"), (-1, "row 1 of client 2")])
+def test_a_label_that_is_no_class_is_named(label, where, tmp_path):
+    rng = np.random.default_rng(0)
+    y = np.arange(20) % 3
+    y[9] = label
+    examples = {"x": rng.normal(size=(20, 2)), "y": y}
+    federation = fo.Federation(
+        fo.models.mlp([], 3), fo.ClientData.from_sizes(examples, [4] * 5), cohort=5, local_steps=2,
+        batch_size=4, test={"x": examples["x"][:4], "y": y[:4]},
+    )  # fmt: skip
+    with pytest.raises(
+        ValueError, match=f"clients must have labels .* but y is {label} in {where}"
+    ):
+        compare({"FedAvg": fedavg(0.1)}, 3, federation, grid=None, output=tmp_path / "run")
+    assert read(tmp_path / "run").about["status"] == "failed"
+
+
+def test_the_host_looks_at_no_round_twice(monkeypatch):
+    """Else its work would grow with the square of the rounds."""
+    counted, original = [], trials.Log._count
+
+    def count(log, num_steps):
+        counted.append(len(num_steps))
+        original(log, num_steps)
+
+    monkeypatch.setattr(trials.Log, "_count", count)
+    compare({"FedAvg": fedavg(0.1)}, 12, grid=None, evaluate_every=2)
+    assert counted == [2] * 12
 
 
 def test_few_programs(monkeypatch):
