@@ -137,11 +137,8 @@ def yogi(
     """Yogi: as Adam, with a second moment that moves by at most (1 - b2) g^2.
 
     Args:
-      learning_rate: eta > 0; a number, a traced value or an optax schedule.
-      b1: the decay of the first moment, in [0, 1).
+      learning_rate, b1, eps, initial_v: as for `adam`.
       b2: one minus the weight of g^2 in the second moment, in [0, 1).
-      eps: added to sqrt(v), positive.
-      initial_v: the second moment's initial value, not negative.
 
     Returns:
       A `Triple` whose statistics are `m` and `v`.
@@ -166,10 +163,8 @@ def rmsprop(
     """RMSProp: each coordinate's step is divided by the root of its mean squared gradient.
 
     Args:
-      learning_rate: eta > 0; a number, a traced value or an optax schedule.
+      learning_rate, eps, initial_v: as for `adam`.
       beta: the decay of the second moment, in [0, 1).
-      eps: added to sqrt(v), positive.
-      initial_v: the second moment's initial value, not negative.
 
     Returns:
       A `Triple` whose statistics are `v`.
@@ -193,9 +188,7 @@ def adagrad(
     """Adagrad: each coordinate's step is divided by the root of its summed squared gradients.
 
     Args:
-      learning_rate: eta > 0; a number, a traced value or an optax schedule.
-      eps: added to sqrt(v), positive.
-      initial_v: the second moment's initial value, not negative.
+      learning_rate, eps, initial_v: as for `adam`.
 
     Returns:
       A `Triple` whose statistics are `v`.

@@ -4,6 +4,12 @@ A rule is a function of (values `[S, ...]`, weights `[S]`). The weights sum to 1
 0 has no say. The two means are summed from client to client; the others see all uploads at once, so the
 server holds S of them. A rule that needs more, such as whole uploads, ids, the round or a memory, is an
 `Aggregator`.
+
+References:
+  median, trimmed mean: Yin, Chen, Ramchandran, Bartlett. Byzantine-robust distributed learning. ICML
+    2018.
+  geometric median: Pillutla, Kakade, Harchaoui. Robust aggregation for federated learning. IEEE TSP
+    2022.
 """
 
 from typing import Any
@@ -13,7 +19,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from fedjax_opt.core import Aggregator, Algorithm, StaticInt, checks, trees
-from fedjax_opt.core.algorithm import as_partial as _as_partial
+from fedjax_opt.core.algorithm import as_partial
 from fedjax_opt.engine import server
 
 
@@ -24,11 +30,10 @@ def aggregated(algorithm: Algorithm, aggregator: Any) -> Algorithm:
 
     Args:
       algorithm: any algorithm that has no such rule yet.
-      aggregator: `weighted_mean()`, `uniform_mean()`, `coordinate_median()`, `trimmed_mean(...)` or
-        `geometric_median(...)` of `fedjax_opt.aggregators`; or a function of your own,
-        (values `[S, ...]`, weights `[S]`) -> value, on any pytree, which is handed each part of an
-        upload (the change of the model, the change of a control variate) on its own. Or an `Aggregator`,
-        which sees whole uploads, the clients' ids and the round, and may remember earlier rounds.
+      aggregator: a rule of `fedjax_opt.aggregators`; or a function of your own, (values `[S, ...]`,
+        weights `[S]`) -> value, on any pytree, which is handed each part of an upload (the change of the
+        model, the change of a control variate) on its own; or an `Aggregator`, which sees whole uploads,
+        the clients' ids and the round, and may remember earlier rounds.
 
     Returns:
       The algorithm with that aggregator.
@@ -38,9 +43,6 @@ def aggregated(algorithm: Algorithm, aggregator: Any) -> Algorithm:
       >>> algorithm = fo.aggregated(
       ...     fo.fedavg(fo.optimizers.sgd(0.1)), fo.aggregators.trimmed_mean(0.1)
       ... )
-
-    Reference:
-      Yin, Chen, Ramchandran, Bartlett. Byzantine-robust distributed learning. ICML 2018.
     """
     if algorithm.aggregate is not None:
         raise ValueError(
@@ -53,7 +55,7 @@ def aggregated(algorithm: Algorithm, aggregator: Any) -> Algorithm:
             "aggregator must be a function of (values, weights), such as"
             f" fedjax_opt.aggregators.coordinate_median(), or an Aggregator, got {aggregator!r}."
         )
-    rule = _as_partial(aggregator)
+    rule = as_partial(aggregator)
     if rule.func is server.weighted_mean:
         return algorithm
     if rule.func is server.uniform_mean:
@@ -62,7 +64,6 @@ def aggregated(algorithm: Algorithm, aggregator: Any) -> Algorithm:
 
 
 def _no_memory(shapes):
-    del shapes
     return ()
 
 
@@ -101,9 +102,6 @@ def coordinate_median() -> Partial:
       >>> rule = fo.aggregators.coordinate_median()
       >>> float(rule(jnp.array([1.0, 2.0, 1e9]), jnp.full(3, 1 / 3)))
       2.0
-
-    Reference:
-      Yin, Chen, Ramchandran, Bartlett. Byzantine-robust distributed learning. ICML 2018.
     """
     return Partial(_median)
 
@@ -122,9 +120,6 @@ def trimmed_mean(fraction: Any = 0.1) -> Partial:
       >>> rule = fo.aggregators.trimmed_mean(0.25)
       >>> float(rule(jnp.array([-1e9, 1.0, 3.0, 1e9]), jnp.full(4, 1 / 4)))
       2.0
-
-    Reference:
-      Yin, Chen, Ramchandran, Bartlett. Byzantine-robust distributed learning. ICML 2018.
     """
     fraction = checks.number("fraction", fraction, low=0.0, high=0.5, open_high=True)
     return Partial(_trimmed_mean, fraction)
@@ -148,9 +143,6 @@ def geometric_median(iterations: int = 32, smoothing: Any = 1e-6) -> Partial:
       >>> values = jnp.array([[0.0, 0.0], [0.0, 0.0], [8.0, 6.0]])
       >>> bool(jnp.all(jnp.abs(rule(values, jnp.full(3, 1 / 3))) < 1e-3))
       True
-
-    Reference:
-      Pillutla, Kakade, Harchaoui. Robust aggregation for federated learning. IEEE TSP 2022.
     """
     iterations = checks.integer("iterations", iterations, low=1)
     smoothing = checks.number("smoothing", smoothing, low=0.0, open_low=True)

@@ -11,6 +11,11 @@ attack, labels that are wrong, is `fedjax_opt.data.with_flipped_labels`.
     replaced      u' = f(u, key)         anything else
 
 An attack goes around `compressed` to act on what the server decodes, or inside of it to be encoded.
+
+References:
+  Li, Xu, Chen, Giannakis, Ling. RSA: Byzantine-robust stochastic aggregation methods for distributed
+  learning from heterogeneous datasets. AAAI 2019 (sign_flip).
+  Bagdasaryan, Veit, Hua, Estrin, Shmatikov. How to backdoor federated learning. AISTATS 2020 (scaling).
 """
 
 from typing import Any
@@ -37,10 +42,6 @@ def sign_flip(algorithm: Algorithm, clients: Any, scale: Any = 1.0) -> Algorithm
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.attacks.sign_flip(fo.fedavg(fo.optimizers.sgd(0.1)), clients=[0, 7])
-
-    Reference:
-      Li, Xu, Chen, Giannakis, Ling. RSA: Byzantine-robust stochastic aggregation methods for
-      distributed learning from heterogeneous datasets. AAAI 2019.
     """
     scale = checks.number("scale", scale, low=0.0, open_low=True)
     return _everywhere(algorithm, clients, Partial(_scaled, -1.0 * scale))
@@ -50,8 +51,7 @@ def scaling(algorithm: Algorithm, clients: Any, factor: Any) -> Algorithm:
     """Chosen clients upload a multiple of what they found: `factor u`.
 
     Args:
-      algorithm: any algorithm.
-      clients: who attacks: ids, or bool `[N]`. It may be traced.
+      algorithm, clients: as for `sign_flip`.
       factor: any number; it may be traced. N makes one client's model replace the mean.
 
     Returns:
@@ -60,9 +60,6 @@ def scaling(algorithm: Algorithm, clients: Any, factor: Any) -> Algorithm:
     Example:
       >>> import fedjax_opt as fo
       >>> algorithm = fo.attacks.scaling(fo.fedavg(fo.optimizers.sgd(0.1)), [0], factor=100.0)
-
-    Reference:
-      Bagdasaryan, Veit, Hua, Estrin, Shmatikov. How to backdoor federated learning. AISTATS 2020.
     """
     return _everywhere(algorithm, clients, Partial(_scaled, checks.number("factor", factor)))
 
@@ -71,8 +68,7 @@ def nan_upload(algorithm: Algorithm, clients: Any) -> Algorithm:
     """Chosen clients upload NaN, in every entry.
 
     Args:
-      algorithm: any algorithm.
-      clients: who attacks, or fails: ids, or bool `[N]`. It may be traced.
+      algorithm, clients: as for `sign_flip`.
 
     Returns:
       The algorithm under attack.
@@ -90,8 +86,7 @@ def replaced(
     """Chosen clients upload what a function makes of their upload: an attack of your own.
 
     Args:
-      algorithm: any algorithm.
-      clients: who attacks: ids, or bool `[N]`. It may be traced.
+      algorithm, clients: as for `sign_flip`.
       function: (upload, key) -> upload, of the same structure, shapes and dtypes; of a compressed
         upload it sees the value. The key is the client's own in this round.
       report_function: (report, key) -> report, the same for what a probe reports; None leaves it honest.

@@ -137,25 +137,40 @@ WRAPPED = {
 }
 
 
+# The wrapper with a weight of 0.8, and the point from which its penalty (0.4 times a square) pulls away.
+PENALTIES = {
+    "proximal": (fo.proximal, lambda x: x),
+    "weight_decay": (fo.weight_decay, lambda x: jax.tree.map(jnp.zeros_like, x)),
+}
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("wrapper", PENALTIES)
 @pytest.mark.parametrize("name", WRAPPED)
-def test_proximal_is_a_penalty_in_the_loss(name):
-    """One round of any algorithm on a loss that holds (mu / 2) ||y - x||^2 with this round's x."""
+def test_a_penalty_is_a_term_in_the_loss(name, wrapper):
+    """One round of any algorithm, probes included; the loss that is noted has no penalty."""
     params, rounds = _problem(rounds=1)
-    anchor, mu = jax.tree.map(jnp.asarray, params), 0.8
+    wrap, pulled_to = PENALTIES[wrapper]
+    anchor = pulled_to(jax.tree.map(jnp.asarray, params))
+
+    def penalty(at):
+        return 0.4 * sum(jnp.sum((at[leaf] - x) ** 2) for leaf, x in anchor.items())
 
     def loss(variables, batch, key):
         value, aux = MODEL.loss(variables, batch, key)
-        away = jax.tree.map(lambda y, x: jnp.sum((y - x) ** 2), variables.params, anchor)
-        return value + mu / 2 * sum(jax.tree.leaves(away)), aux
+        return value + penalty(variables.params), aux
 
-    penalised = _play(WRAPPED[name], params, rounds, fo.Model(None, loss))[-1]
-    wrapped = _play(fo.proximal(WRAPPED[name], mu), params, rounds)[-1]
-    helpers.assert_close(wrapped.server, penalised.server, 1e-12)
-    helpers.assert_close(wrapped.clients, penalised.clients, 1e-12)
-    without = _play(fo.proximal(WRAPPED[name], 0.0), params, rounds)[-1]
-    # dsgd never leaves x, where the penalty is flat.
-    assert (helpers.distance(without.variables, wrapped.variables) > 1e-4) == (name != "dsgd")
+    counts = {"num_clients": NUM_CLIENTS, "steps": STEPS}
+    penalised, noted = helpers.play(WRAPPED[name], fo.Model(None, loss), params, rounds, **counts)
+    (_, wrapped), infos = helpers.play(wrap(WRAPPED[name], 0.8), MODEL, params, rounds, **counts)
+    helpers.assert_close(wrapped.server, penalised[-1].server, 1e-12)
+    helpers.assert_close(wrapped.clients, penalised[-1].clients, 1e-12)
+    first = noted[0].first_loss - infos[0].first_loss
+    helpers.assert_close(first, np.broadcast_to(penalty(params), np.shape(first)), 1e-12)
+    without = _play(wrap(WRAPPED[name], 0.0), params, rounds)[-1]
+    # dsgd never leaves x, where a proximal term is flat.
+    flat = (name, wrapper) == ("dsgd", "proximal")
+    assert (helpers.distance(without.variables, wrapped.variables) > 1e-4) != flat
 
 
 def test_server_optimizer_around_scaffold_is_both_by_hand():

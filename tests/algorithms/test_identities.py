@@ -107,6 +107,12 @@ IDENTITIES = {
     "dsgd, K = 1": Identity(
         lambda h: fo.dsgd(h.sgd), _fedavg, lambda h: fo.dsgd(opt.sgd(0.99 * h.lr)), equal_steps=1
     ),
+    # eta = 1 / lambda moves y all the way to theta, whatever lambda.
+    "pfedme, one inner step and the inverse rate": Identity(
+        lambda h: fo.pfedme(h.sgd, 1 + 20 * h.beta, 1 / (1 + 20 * h.beta), 1, h.eta),
+        lambda h: fo.fedavg(h.sgd, h.eta),
+        lambda h: fo.pfedme(h.sgd, 1 + 20 * h.beta, 0.99 / (1 + 20 * h.beta), 1, h.eta),
+    ),
     # Momenta
     "fedgbo with sgdm is fedcm": Identity(
         lambda h: fo.fedgbo(opt.sgdm(h.lr, h.beta), h.eta),

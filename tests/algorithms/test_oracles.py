@@ -1,9 +1,10 @@
 """Each algorithm against its NumPy oracle on random problems, to 1e-12.
 
-Cohorts are random, clients have unequal weights and unequal numbers of steps, hyperparameters are drawn
-anew for every example, and what clients keep lasts over the rounds: there are enough of them for the
-momentum of GHBM to look back. Logistic regression is trained without weight decay, the MLP with it.
-FedMAX and MOON look at the features of the MLP, the only ones that their oracles know.
+Cohorts are random, or such that a client joins late. Clients have unequal weights and unequal numbers of
+steps, hyperparameters are drawn anew for every example, and what clients keep lasts over the rounds:
+there are enough of them for the momentum of GHBM to look back. Logistic regression is trained without
+weight decay, the MLP with it. FedMAX and MOON look at the features of the MLP, the only ones that their
+oracles know.
 """
 
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ from tests.oracles import reference as ref
 from tests.oracles import regularised as reg
 
 NUM_CLIENTS, STEPS = 5, 4
+# A client that joins late, when the model is far from where it began, and takes part once more.
+LATE = [[0, 1, 2], [1, 3, 2], [3, 0, 1], [2, 4, 0], [1, 3, 2], [0, 1, 4]]
 TRIPLES = {
     "sgd": lambda lr, h: opt.sgd(lr),
     "sgdm": lambda lr, h: opt.sgdm(lr, h["beta"]),
@@ -236,12 +239,13 @@ def _check_clients(states, oracle, params):
     ("name", "model"), [(name, model) for name, case in CASES.items() for model in case.models]
 )
 @helpers.examples(8)
-@given(seed=st.integers(0, 2**32 - 1), hyper=HYPERPARAMETERS)
-def test_algorithm_is_its_oracle(name, model, seed, hyper):
+@given(seed=st.integers(0, 2**32 - 1), hyper=HYPERPARAMETERS, late=st.booleans())
+def test_algorithm_is_its_oracle(name, model, seed, hyper, late):
     """Parameters, and all that server and clients keep, after each round."""
     case, rng = CASES[name], np.random.default_rng(seed)
     params = helpers.random_params(rng, model)
-    rounds = helpers.random_rounds(rng, rounds=case.rounds, num_clients=NUM_CLIENTS, steps=STEPS)
+    cohorts = {"cohorts": LATE} if late and case.rounds == 5 else {"rounds": case.rounds}
+    rounds = helpers.random_rounds(rng, num_clients=NUM_CLIENTS, steps=STEPS, **cohorts)
     if "mimexlite" in name:
         rounds = [{**rnd, "probe": [batches[0] for batches in rnd["batches"]]} for rnd in rounds]
     decayed = model == "mlp"

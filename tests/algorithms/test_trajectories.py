@@ -1,8 +1,7 @@
 """Every published trajectory for which there is an algorithm, to 1e-12.
 
-Clients are scanned; that every other strategy gives the same numbers is what test_matrix.py asks, and
-MTFL, which has no row there, is played under each. The batch-norm models of MTFL are held to 1e-10, in
-the server's values and in each client's own.
+Clients are scanned; that every other strategy gives the same numbers is what test_matrix.py asks. The
+batch-norm models of MTFL are held to 1e-10, in the server's values and in each client's own.
 """
 
 import contextlib
@@ -298,10 +297,8 @@ def _test_losses(algorithm, state):
     return fo.evaluate_clients(BATCH_NORM, fo.personal_variables(algorithm, state), data)["loss"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", helpers.STRATEGIES)
 @pytest.mark.parametrize("name", MTFL)
-def test_published_mtfl_trajectory(name, strategy):
+def test_published_mtfl_trajectory(name):
     """Shared leaves on the server, private ones and their Adam statistics on every client; user loss."""
     trajectory, rounds = ref.load_trajectory(name), ref.trajectory_rounds(name)
     make, private = MTFL[name]
@@ -310,7 +307,7 @@ def test_published_mtfl_trajectory(name, strategy):
         algorithm = fo.private(make(trajectory["hyperparameters"]), _where(private))
         states, _ = helpers.play(
             algorithm, BATCH_NORM, _variables(trajectory["init_state"]["params"]), rounds,
-            num_clients=NUM_CLIENTS, steps=STEPS, strategy=strategy, traced=False,
+            num_clients=NUM_CLIENTS, steps=STEPS, traced=False,
         )  # fmt: skip
     for before, state, recorded in zip(states[:-1], states[1:], trajectory["rounds"], strict=True):
         losses = _test_losses(algorithm, before)[np.array(recorded["clients"])]

@@ -32,31 +32,18 @@ def test_is_a_gradient_transformation(name):
 
 
 @NAMES
-def test_in_optax_chain(name):
-    """Clipped gradients go in, and the updates are scaled on the way out."""
-    triple = helpers.TRIPLES[name](0.1)
+def test_in_optaxs_combinators(name):
+    """Clipped and scaled, on masked leaves alone, and on the leaves of its label."""
+    triple, other = helpers.TRIPLES[name](0.1), opt.sgd(7.0)
     chained = optax.chain(optax.clip(1.0), triple, optax.scale(0.5))
     clipped = jax.tree.map(lambda g: jnp.clip(g, -1, 1), GRADS)
     expected = jax.tree.map(lambda u: 0.5 * u, _update(triple, clipped))
     helpers.assert_trees_close(_update(chained), expected, rtol=1e-15)
-
-
-@NAMES
-def test_in_optax_masked(name):
-    """Only masked leaves are the triple's, in values and in statistics."""
-    triple = helpers.TRIPLES[name](0.1)
-    masked = optax.masked(triple, {"a": True, "b": [False]})
-    updates = _update(masked)
-    helpers.assert_trees_close(updates, {"a": _update(triple)["a"], "b": GRADS["b"]}, rtol=1e-15)
-
-
-@NAMES
-def test_in_optax_multi_transform(name):
-    """Each leaf by the optimiser of its label."""
-    triple, other = helpers.TRIPLES[name](0.1), opt.sgd(7.0)
+    masked, own = optax.masked(triple, {"a": True, "b": [False]}), _update(triple)["a"]
+    helpers.assert_trees_close(_update(masked), {"a": own, "b": GRADS["b"]}, rtol=1e-15)
     both = optax.multi_transform({"x": triple, "y": other}, {"a": "x", "b": ["y"]})
-    expected = {"a": _update(triple)["a"], "b": [-7.0 * GRADS["b"][0]]}
-    helpers.assert_trees_close(_update(both), expected, rtol=1e-15)
+    labelled = {"a": own, "b": [-7.0 * GRADS["b"][0]]}
+    helpers.assert_trees_close(_update(both), labelled, rtol=1e-15)
 
 
 @NAMES

@@ -10,6 +10,7 @@ that are made of gradients (Mime's c, SCAFFOLD-M's controls).
 """
 
 from .reference import (
+    HYPER,
     _add_scaled,
     _aggregation_weights,
     _entry,
@@ -82,28 +83,14 @@ def _mime_rounds(params, rounds, gradient, stats, step, track, server_lr, weight
     return history
 
 
-def mime(
-    params,
-    rounds,
-    gradient,
-    *,
-    optimizer,
-    lr,
-    server_lr=1.0,
-    weight_decay=0.0,
-    beta=0.9,
-    beta1=0.9,
-    beta2=0.99,
-    eps=1e-3,
-    v0=1.0,
-):
+def mime(params, rounds, gradient, *, optimizer, server_lr=1.0, weight_decay=0.0, **hyper):
     """Mime: y - U(g(y) - g(x) + c, s), and s+ = T(c, s).
 
     Karimireddy et al., Breaking the Centralized Barrier for Cross-Device Federated Learning,
     NeurIPS 2021, Algorithm 1 (Mime), with U and T of the FedGBO paper's Table 2. The statistics
     are fixed during the round; 'sgd' has none. Returns ``c`` and the statistics ``m``, ``v``.
     """
-    hyper = {"lr": lr, "beta": beta, "beta1": beta1, "beta2": beta2, "eps": eps}
+    hyper = HYPER | hyper
 
     def step(g, stats):
         return _update(optimizer, g, stats, hyper)
@@ -111,7 +98,7 @@ def mime(
     def track(c, stats):
         return _track(optimizer, c, stats, hyper)
 
-    stats = {} if optimizer == "sgd" else _init_statistics(optimizer, params, v0)
+    stats = {} if optimizer == "sgd" else _init_statistics(optimizer, params, hyper["v0"])
     return _mime_rounds(params, rounds, gradient, stats, step, track, server_lr, weight_decay)
 
 

@@ -250,15 +250,7 @@ def fednova(params, rounds, gradient, *, lr, beta, server_lr=1.0, weight_decay=0
 
 def _init_server(server, params, v0):
     """Initial server statistics: m = 0, v = v0."""
-    names = {
-        "sgd": "",
-        "sgdm": "m",
-        "momentum": "m",
-        "adam": "mv",
-        "yogi": "mv",
-        "adagrad": "v",
-        "rmsprop": "v",
-    }
+    names = dict(sgd="", sgdm="m", momentum="m", adam="mv", yogi="mv", adagrad="v", rmsprop="v")
     return {name: _full_like(params, 0.0 if name == "m" else v0) for name in names[server]}
 
 
@@ -281,20 +273,9 @@ def _server_second_moment(server, g, v, beta, beta2):
 
 
 def adaptive_fedopt(
-    params,
-    rounds,
-    gradient,
-    *,
-    server,
-    lr,
-    server_lr=1.0,
-    weight_decay=0.0,
-    beta=0.9,
-    beta1=0.9,
-    beta2=0.99,
-    eps=1e-3,
-    v0=1.0,
-):
+    params, rounds, gradient, *, server, lr, server_lr=1.0, weight_decay=0.0,
+    beta=0.9, beta1=0.9, beta2=0.99, eps=1e-3, v0=1.0,
+):  # fmt: skip
     """AdaptiveFedOpt: a server optimiser on the pseudo-gradient -sum_i w_i (y_i - x).
 
     Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2: statistics first, then
@@ -369,6 +350,9 @@ def scaffold(
 # neither consistently, and only with these is I the inverse of U.
 
 
+HYPER = {"beta": 0.9, "beta1": 0.9, "beta2": 0.99, "eps": 1e-3, "v0": 1.0}  # and lr
+
+
 def _init_statistics(optimizer, params, v0):
     """Initial statistics of an optimiser: m = 0, v = v0."""
     names = {"sgdm": "m", "rmsprop": "v", "adam": "mv"}
@@ -430,30 +414,16 @@ def _fixed_statistics_steps(optimizer, x, stats, batches, gradient, hyper, weigh
     return y, losses
 
 
-def fedgbo(
-    params,
-    rounds,
-    gradient,
-    *,
-    optimizer,
-    lr,
-    server_lr=1.0,
-    weight_decay=0.0,
-    beta=0.9,
-    beta1=0.9,
-    beta2=0.99,
-    eps=1e-3,
-    v0=1.0,
-):
+def fedgbo(params, rounds, gradient, *, optimizer, server_lr=1.0, weight_decay=0.0, **hyper):
     """FedGBO: s+ = T(I(x, x+, s, K), s), nothing uploaded but y.
 
     Mills et al., Accelerating Federated Learning with a Global Biased Optimiser, IEEE ToC,
     Algorithm 1. With unequal K_i, I sees x and x + sum_i w_i (y_i - x)/K_i, with K = 1; for equal
     K that is the paper's. It never sees server_lr, which is no part of the clients' steps.
     """
-    hyper = {"lr": lr, "beta": beta, "beta1": beta1, "beta2": beta2, "eps": eps}
+    hyper = HYPER | hyper
     x, history = params, []
-    stats = _init_statistics(optimizer, params, v0)
+    stats = _init_statistics(optimizer, params, hyper["v0"])
     for rnd in rounds:
         deltas, per_step, losses = [], [], []
         for batches in rnd["batches"]:
@@ -472,30 +442,16 @@ def fedgbo(
     return history
 
 
-def mimelite(
-    params,
-    rounds,
-    gradient,
-    *,
-    optimizer,
-    lr,
-    server_lr=1.0,
-    weight_decay=0.0,
-    beta=0.9,
-    beta1=0.9,
-    beta2=0.99,
-    eps=1e-3,
-    v0=1.0,
-):
+def mimelite(params, rounds, gradient, *, optimizer, server_lr=1.0, weight_decay=0.0, **hyper):
     """MimeLite: s+ = T(mean of the clients' gradients at x, s).
 
     Karimireddy et al., Breaking the Centralized Barrier for Cross-Device Federated Learning,
     NeurIPS 2021, Algorithm 1 (MimeLite). MimeXlite (FedGBO paper, section 5.2) takes one minibatch
     for the full data: the round's ``probe``. The probes carry no weight decay.
     """
-    hyper = {"lr": lr, "beta": beta, "beta1": beta1, "beta2": beta2, "eps": eps}
+    hyper = HYPER | hyper
     x, history = params, []
-    stats = _init_statistics(optimizer, params, v0)
+    stats = _init_statistics(optimizer, params, hyper["v0"])
     for rnd in rounds:
         probe_data = rnd["probe"] if "probe" in rnd else rnd["full"]
         deltas, probes, losses = [], [], []
@@ -524,29 +480,15 @@ def _moving_step(optimizer, y, g, stats, hyper):
     return _add_scaled(y, -hyper["lr"], direction), stats
 
 
-def mfl(
-    params,
-    rounds,
-    gradient,
-    *,
-    optimizer,
-    lr,
-    server_lr=1.0,
-    weight_decay=0.0,
-    beta=0.9,
-    beta1=0.9,
-    beta2=0.99,
-    eps=1e-3,
-    v0=1.0,
-):
+def mfl(params, rounds, gradient, *, optimizer, server_lr=1.0, weight_decay=0.0, **hyper):
     """MFL: statistics move with every local step; models and statistics are averaged.
 
     Liu et al., Accelerating Federated Learning via Momentum Gradient Descent, IEEE TPDS 2020,
     generalised to RMSProp and Adam (no bias correction) as in the FedGBO paper.
     """
-    hyper = {"lr": lr, "beta": beta, "beta1": beta1, "beta2": beta2, "eps": eps}
+    hyper = HYPER | hyper
     x, history = params, []
-    stats = _init_statistics(optimizer, params, v0)
+    stats = _init_statistics(optimizer, params, hyper["v0"])
     for rnd in rounds:
         deltas, client_stats, losses = [], [], []
         for batches in rnd["batches"]:

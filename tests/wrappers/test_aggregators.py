@@ -341,24 +341,6 @@ def test_private_leaves_have_no_part_in_a_robust_rule():
     assert helpers.distance(params["w"] + both, expected) > 1e-3
 
 
-def test_another_fraction_compiles_nothing():
-    """It is a hyperparameter, an argument of the compiled round."""
-    traces = []
-
-    def loss(variables, batch, key):
-        traces.append(None)
-        return helpers.LINEAR.loss(variables, batch, key)
-
-    model, inputs, found, counts = fo.Model(None, loss), _inputs(5, rounds=1), [], []
-    for fraction in (0.0, 0.2, 0.4):
-        algorithm = fo.aggregated(FEDAVG, rules.trimmed_mean(fraction))
-        found.append(_play(algorithm, inputs, model=model)[0].variables.params["w"])
-        counts.append(len(traces))
-    assert counts == [counts[0]] * 3 and counts[0] > 0
-    assert helpers.distance(found[0], found[1]) > 1e-3
-    assert helpers.distance(found[1], found[2]) > 1e-3
-
-
 def test_a_robust_round_can_be_differentiated():
     """In reverse mode, as any other whose number of steps is fixed."""
     (arguments,) = _inputs(6, rounds=1)

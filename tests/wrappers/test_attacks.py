@@ -117,10 +117,9 @@ def test_an_attack_on_nobody_changes_no_bit(honest):
     np.testing.assert_array_equal(_moves(fo.attacks.sign_flip(FEDAVG, [])), honest)
 
 
-def test_who_attacks_and_how_hard_compiles_nothing_and_is_a_leaf():
+def test_who_attacks_is_a_leaf():
     algorithms = [fo.attacks.scaling(FEDAVG, [i], float(i)) for i in range(3)]
-    stacked = jax.tree.map(lambda *x: jnp.stack([jnp.asarray(y) for y in x]), *algorithms)
-    assert jax.tree.structure(stacked) == jax.tree.structure(algorithms[0])
+    assert len({jax.tree.structure(algorithm) for algorithm in algorithms}) == 1
 
 
 def test_a_compressed_upload_is_attacked_in_what_is_decoded(honest):

@@ -3,6 +3,7 @@
 The rounds ask five clients, of whom three report, with unequal weights and unequal numbers of steps.
 """
 
+import itertools
 import re
 
 import jax
@@ -35,6 +36,8 @@ SCAFFOLD, GHBM, MIME = fo.scaffold(SGD), fo.ghbm(SGD, 2, 0.5), fo.mime(ADAM)
 FEDACG, FEDDYN = fo.fedacg(SGD, 0.5, beta=0.1), fo.feddyn(SGD, 2.0)
 LOCALGHBM, MOON = fo.localghbm(SGD), fo.moon(SGD, 0.5)
 TRIMMED = fo.aggregators.trimmed_mean
+FEDAVG = fo.fedavg(SGD)
+CODED = fo.compressed(FEDAVG, fo.compression.ce_fedavg(0.5))
 
 COMBINATIONS = {
     "FedMAX, FedGBO with Adam": fo.max_entropy(fo.fedgbo(ADAM), 0.5),
@@ -60,6 +63,9 @@ COMBINATIONS = {
     "MOON, private SCAFFOLD by its full gradient": fo.contrastive(
         fo.private(fo.scaffold(SGD, 1), B), 0.5
     ),
+    "FedProx, coded FedAvg": fo.proximal(CODED, 0.1),
+    "FedAdam, coded FedAvg": fo.server_optimizer(CODED, opt.adam(0.1, eps=0.1)),
+    "median of coded FedAvg": fo.aggregated(CODED, fo.aggregators.coordinate_median()),
     "FedYogi, private SCAFFOLD-M": fo.server_optimizer(
         fo.private(fo.scaffold_m(SGD, 0.5), B), opt.yogi(0.5, eps=0.1)
     ),
@@ -187,6 +193,47 @@ def test_the_own_models_of_clients_are_found_under_a_contrastive_term():
     for client in range(NUM_CLIENTS):
         helpers.assert_close(own(client), expected(client), 1e-12)
     assert helpers.distance(own(0), own(1)) > 1e-2
+
+
+# Hyperparameters: of one wrapper, and three of its values; `ends` are models after two rounds.
+HYPERPARAMETERS = {
+    "weight_decay": (lambda x: fo.weight_decay(FEDAVG, x), (0.0, 0.1, 0.2)),
+    "clipped": (lambda x: fo.clipped(FEDAVG, x), (0.2, 0.5, 0.9)),
+    "proximal": (lambda x: fo.proximal(FEDAVG, x), (0.0, 0.3, 0.9)),
+    "max_entropy": (lambda x: fo.max_entropy(FEDAVG, x), (0.0, 0.3, 1.0)),
+    "contrastive": (lambda x: fo.contrastive(FEDAVG, x), (0.0, 0.4, 2.0)),
+    "temperature": (lambda x: fo.contrastive(FEDAVG, 2.0, x), (0.2, 0.5, 0.8)),
+    "server_optimizer": (lambda x: fo.server_optimizer(FEDAVG, opt.adam(x)), (0.1, 0.2, 0.3)),
+    "trimmed_mean": (lambda x: fo.aggregated(FEDAVG, TRIMMED(x)), (0.0, 0.4)),
+    "sign_flip": (lambda x: fo.attacks.sign_flip(FEDAVG, [0, 3], x), (0.5, 1.0, 3.0)),
+    "scaling": (lambda x: fo.attacks.scaling(FEDAVG, [0, 3], x), (0.0, 1.0, 3.0)),
+    "sparsity": (lambda x: fo.compressed_fedavg(SGD, x), (0.0, 0.5, 0.75)),
+}
+
+
+@pytest.mark.parametrize("name", HYPERPARAMETERS)
+def test_another_hyperparameter_compiles_nothing_and_may_be_traced(name):
+    make, values = HYPERPARAMETERS[name]
+    traces, rounds = [], _rounds(rounds=2)
+
+    def loss(variables, batch, key):
+        traces.append(None)
+        return _loss(variables, batch, key)
+
+    model = fo.Model(None, loss)
+
+    def end(value):
+        return _play(make(value), rounds, model)[0][-1].variables.params
+
+    ends, counts = zip(*((end(value), len(traces)) for value in values), strict=True)
+    assert set(counts) == {counts[0]} != {0}
+    inside, counts = jax.jit(end), []
+    for value, expected in zip(values, ends, strict=True):
+        helpers.assert_close(inside(value), expected, 1e-12)
+        counts.append(len(traces))
+    assert set(counts) == {counts[0]}
+    for one, other in itertools.pairwise(ends):
+        assert helpers.distance(one, other) > 1e-3
 
 
 # Refused --------------------------------------------------------------------------------------
