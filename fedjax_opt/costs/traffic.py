@@ -61,10 +61,11 @@ def of(algorithm: Algorithm, variables: Variables, cohort_size: int = 1) -> Cost
       (8000, 8000)
     """
     checks.integer("cohort_size", cohort_size, low=1)
-    one = jax.ShapeDtypeStruct((1,), jnp.float32)
+    # Six, since Per-FedAvg parts a minibatch into two or three.
+    rows = jax.ShapeDtypeStruct((6,), jnp.float32)
     model = Model(init=lambda key, batch: variables, loss=_loss)
     server, known, carry, _, _, step, finish = round_on_shapes(
-        algorithm, model, variables, one, one
+        algorithm, model, variables, rows, rows
     )
     upload = jax.eval_shape(finish, carry, known).upload
     in_step = _bytes_read(step, carry, known)
