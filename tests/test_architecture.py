@@ -23,7 +23,7 @@ ALLOWED = {
     "models": {"core", "kernels", "models"},
     "metrics": {"core", "engine", "algorithms", "metrics"},
     "bounds": {"core", "bounds"},
-    "costs": {"core", "engine", "costs"},
+    "costs": {"core", "engine", "metrics", "costs"},
     "controllers": {"core", "engine", "bounds", "controllers"},
     "tasks": {
         "core",

@@ -11,7 +11,7 @@ from benchmarks.papers.fedacg_reported import (
     TABLE_5,
     TABLES,
 )
-from fedjax_opt.engine import cohorts
+from fedjax_opt.core import cohorts
 
 _PAPER = (
     "Kim, Kim, Han. Communication-efficient federated learning with accelerated client gradient."

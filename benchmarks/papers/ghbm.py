@@ -6,7 +6,7 @@ Its alpha counts for all classes together, the tasks' for each: its 10,000 is 1,
 from typing import Any
 
 from benchmarks.papers.entry import Claim, Entry, Part, columns, experiment
-from fedjax_opt.engine import cohorts
+from fedjax_opt.core import cohorts
 
 _PAPER = (
     "Zaccone et al. Communication-efficient federated learning with generalized heavy-ball momentum."

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.papers.entry import MEASURES, Entry, Part
-from fedjax_opt.core.targets import first_reached
 from fedjax_opt.experiments.experiment import Experiment
 from fedjax_opt.experiments.results import Curves, best, curves, interval, rule, score
-from fedjax_opt.metrics import smooth
+from fedjax_opt.metrics import rounds_to_target, smooth
 
 # Measures that say how an algorithm is beside the baseline.
 _RELATIVE = ("match", "steps")
@@ -154,7 +153,7 @@ def _accuracy(experiment: Experiment, outcome: Curves, _: Curves) -> np.ndarray:
 def _reached(experiment: Experiment, outcome: Curves, target: float) -> list[int | None]:
     """The first evaluation of each seed that is at the target."""
     curves = [smooth(curve, experiment.smoothing) for curve in outcome.values("accuracy")]
-    return [first_reached(curve, target) for curve in curves]
+    return [rounds_to_target(np.arange(len(curve)), curve, target) for curve in curves]
 
 
 def _until(column: str | None, scale: float = 1.0) -> Callable[..., np.ndarray]:

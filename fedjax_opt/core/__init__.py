@@ -2,7 +2,6 @@
 
 from fedjax_opt.core.algorithm import Aggregator as Aggregator
 from fedjax_opt.core.algorithm import Algorithm as Algorithm
-from fedjax_opt.core.algorithm import Coded as Coded
 from fedjax_opt.core.algorithm import Context as Context
 from fedjax_opt.core.algorithm import Kept as Kept
 from fedjax_opt.core.algorithm import ProbeData as ProbeData
@@ -16,12 +15,14 @@ from fedjax_opt.core.algorithm import get_variables as get_variables
 from fedjax_opt.core.algorithm import move as move
 from fedjax_opt.core.algorithm import move_state as move_state
 from fedjax_opt.core.algorithm import no_client_state as no_client_state
+from fedjax_opt.core.algorithm import received as received
 from fedjax_opt.core.algorithm import set_variables as set_variables
 from fedjax_opt.core.algorithm import state_difference as state_difference
 from fedjax_opt.core.client_data import ClientData as ClientData
 from fedjax_opt.core.client_data import Sizes as Sizes
 from fedjax_opt.core.client_data import StoredClients as StoredClients
 from fedjax_opt.core.client_data import Summary as Summary
+from fedjax_opt.core.cohorts import Sampler as Sampler
 from fedjax_opt.core.controller import Controller as Controller
 from fedjax_opt.core.controller import scheduled as scheduled
 from fedjax_opt.core.federation import Epochs as Epochs
@@ -32,13 +33,12 @@ from fedjax_opt.core.guard import Fault as Fault
 from fedjax_opt.core.guard import Faults as Faults
 from fedjax_opt.core.guard import Guard as Guard
 from fedjax_opt.core.info import Info as Info
-from fedjax_opt.core.messages import received as received
 from fedjax_opt.core.model import Aux as Aux
 from fedjax_opt.core.model import Evaluation as Evaluation
 from fedjax_opt.core.model import Model as Model
 from fedjax_opt.core.model import Objective as Objective
 from fedjax_opt.core.model import Variables as Variables
-from fedjax_opt.core.sampler import Sampler as Sampler
 from fedjax_opt.core.state import FederatedState as FederatedState
 from fedjax_opt.core.state import first_state as first_state
 from fedjax_opt.core.struct import struct as struct
+from fedjax_opt.core.trees import Coded as Coded

@@ -18,16 +18,34 @@ By convention a server state, a message and a local state each have a field `var
 `inner` whose value has one. Wrappers find the model by it (`get_variables`, `set_variables`).
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from fedjax_opt.core import trees
-from fedjax_opt.core.coded import Coded as Coded
+from fedjax_opt.core.aliases import (
+    Batch,
+    ClientState,
+    Contribution,
+    LocalState,
+    Memory,
+    Message,
+    ModelState,
+    Number,
+    Params,
+    Report,
+    ServerState,
+    Tree,
+    Upload,
+)
 from fedjax_opt.core.model import Evaluation, Objective, Variables
+from fedjax_opt.core.struct import put, struct
+from fedjax_opt.core.trees import Coded as Coded
 
 
 class Context(NamedTuple):
@@ -48,17 +66,17 @@ class Context(NamedTuple):
       id: this client's number, for what is done to some clients alone (an attack).
     """
 
-    message: Any
-    client: Any
-    report: Any
-    own_report: Any
+    message: Message
+    client: ClientState
+    report: Report
+    own_report: Report
     num_steps: jax.Array
     step: jax.Array
     invited: jax.Array
     num_clients: jax.Array
     round: jax.Array
-    key: Any = None
-    id: Any = None
+    key: chex.PRNGKey | None = None
+    id: jax.Array | None = None
 
     @property
     def participation(self) -> jax.Array:
@@ -89,14 +107,14 @@ class Situation(NamedTuple):
       0.25
     """
 
-    round: Any
-    key: Any
-    num_clients: Any
-    invited: Any
-    report: Any = ()
-    count: Any = None
-    weight: Any = None
-    num_steps: Any = None
+    round: Number
+    key: chex.PRNGKey
+    num_clients: Number
+    invited: Number
+    report: Report = ()
+    count: Number | None = None
+    weight: Number | None = None
+    num_steps: Any = None  # as the last two; an algorithm that divides by it is given a number
 
     @property
     def participation(self) -> jax.Array:
@@ -104,7 +122,7 @@ class Situation(NamedTuple):
         return _fraction(self.count, self.num_clients)
 
 
-def _fraction(part: Any, whole: Any) -> jax.Array:
+def _fraction(part: Number | None, whole: Number) -> jax.Array:
     dtype = jnp.result_type(float)
     return jnp.asarray(part, dtype) / jnp.asarray(whole, dtype)
 
@@ -119,7 +137,7 @@ class Stacked(NamedTuple):
       ids: the clients' numbers `[S]`; -1 for a client that did not report or was left out.
     """
 
-    value: Any
+    value: Contribution
     weights: jax.Array
     ids: jax.Array
 
@@ -148,21 +166,25 @@ class Aggregator(NamedTuple):
       inf
     """
 
-    init: Callable[[Any], Any]
-    apply: Callable[[Stacked, Situation, Any], tuple[Any, Any]]
+    init: Callable[[Contribution], Memory]
+    apply: Callable[[Stacked, Situation, Memory], tuple[Contribution, Memory]]
+
+
+class UniformMean(NamedTuple):
+    """The mean by weights that are all 1: as the other, it is summed from client to client."""
 
 
 class Uniform(NamedTuple):
     """Marks a part of an upload that is averaged uniformly, whatever the aggregation weights."""
 
-    value: Any
+    value: Tree
 
 
 class Kept(NamedTuple):
     """A report of which only `shared` is sent and averaged; `own` stays with the client."""
 
-    shared: Any
-    own: Any
+    shared: Report
+    own: Tree
 
 
 class ProbeData(NamedTuple):
@@ -178,42 +200,27 @@ class ProbeData(NamedTuple):
     differentiated.
     """
 
-    full_gradient: Callable[..., Any]
-    minibatch_gradient: Callable[..., Any]
-    id: Any = None
-    key: Any = None
+    full_gradient: Callable[..., Params]
+    minibatch_gradient: Callable[..., Params]
+    id: jax.Array | None = None
+    key: chex.PRNGKey | None = None
 
-    def adjusted(self, adjust: Callable[[Objective, Any], Objective]) -> "ProbeData":
+    def adjusted(self, adjust: Callable[[Objective, Batch], Objective]) -> "ProbeData":
         """The same with other objectives: how a wrapper's term reaches an algorithm's probe."""
 
         def of(gradient):
-            def adjusted_gradient(variables, further=_as_it_is):
-                return gradient(variables, lambda o, batch: further(adjust(o, batch), batch))
+            def adjusted_gradient(variables, further=None):
+                def both(objective, batch):
+                    objective = adjust(objective, batch)
+                    return objective if further is None else further(objective, batch)
+
+                return gradient(variables, both)
 
             return adjusted_gradient
 
-        gradients = of(self.full_gradient), of(self.minibatch_gradient)
-        return ProbeData(*gradients, self.id, self.key)
-
-
-def _as_it_is(objective: Objective, batch: Any) -> Objective:
-    del batch
-    return objective
-
-
-class _Functions(NamedTuple):
-    init: Callable[[Variables], Any]
-    init_client: Callable[[Variables], Any]
-    broadcast: Callable[[Any], Any]
-    start: Callable[[Any, Any], Any]
-    step: Callable[[Any, Objective, Any, Context], tuple[Any, Evaluation]]
-    finish: Callable[[Any, Context], tuple[Any, Any]]
-    server_step: Callable[[Any, Any, Situation], Any]
-    probe: Callable[[Any, Any, ProbeData], Any] | None
-    receive: Callable[[Any, jax.Array], Any] | None
-    personal: Callable[[Any, Any], Variables] | None
-    aggregate: Any
-    runs_on_empty: "StaticInt"
+        return self._replace(
+            full_gradient=of(self.full_gradient), minibatch_gradient=of(self.minibatch_gradient)
+        )
 
 
 @jax.tree_util.register_static
@@ -226,7 +233,8 @@ class StaticWord(str):
     """A word where an array may stand as well: compiled in, and no leaf."""
 
 
-class Algorithm(_Functions):
+@struct("runs_on_empty")
+class Algorithm:
     """A federated algorithm: seven pure functions, and what most do without.
 
     Attributes:
@@ -244,7 +252,8 @@ class Algorithm(_Functions):
       personal: (server state, client state) -> the model that this client uses for itself. None where
         that is the global model.
       aggregate: an `Aggregator`, which sees all contributions of a round at once. None for the weighted
-        mean, which is summed from client to client and never stacked. `aggregated` sets it.
+        mean, and `UniformMean()`: both are summed from client to client, never stacked. `aggregated`
+        sets it.
       runs_on_empty: whether the server takes its step also in a round in which nobody counts, with zeros
         for the mean (noise for privacy must be added then, too). By default it changes nothing.
 
@@ -258,32 +267,32 @@ class Algorithm(_Functions):
       [0.1, 0.5]
     """
 
-    __slots__ = ()
+    init: Callable[[Variables], ServerState]
+    init_client: Callable[[Variables], ClientState]
+    broadcast: Callable[[ServerState], Message]
+    start: Callable[[Message, ClientState], LocalState]
+    step: Callable[[LocalState, Objective, Batch, Context], tuple[LocalState, Evaluation]]
+    finish: Callable[[LocalState, Context], tuple[Upload, ClientState]]
+    server_step: Callable[[ServerState, Contribution, Situation], ServerState]
+    probe: Callable[[Message, ClientState, ProbeData], Report] | None = None
+    receive: Callable[[Upload, Number], Contribution] | None = None
+    personal: Callable[[ServerState, ClientState], Variables] | None = None
+    aggregate: Aggregator | UniformMean | None = None
+    runs_on_empty: bool = False
 
-    def __new__(
-        cls,
-        init,
-        init_client,
-        broadcast,
-        start,
-        step,
-        finish,
-        server_step,
-        probe=None,
-        receive=None,
-        personal=None,
-        aggregate=None,
-        runs_on_empty: int = False,
-    ):
-        needed = (init, init_client, broadcast, start, step, finish, server_step)
-        optional = (probe, receive, personal, _as_aggregator(aggregate))
-        functions = map(as_partial, (*needed, *optional))
-        fields: Any = (*functions, StaticInt(bool(runs_on_empty)))
-        return super().__new__(cls, *fields)
+    def __post_init__(self) -> None:
+        put(self, **{name: as_partial(function) for name, function in vars(self).items()})
+        if isinstance(self.aggregate, Aggregator):
+            put(self, aggregate=Aggregator(*map(as_partial, self.aggregate)))
+        elif self.aggregate is not None and not isinstance(self.aggregate, UniformMean):
+            raise ValueError(
+                f"algorithm.aggregate must be an Aggregator or None, got {self.aggregate!r}. Use"
+                " fedjax_opt.aggregated for a function of (values, weights)."
+            )
 
-    @classmethod
-    def _make(cls, iterable):
-        return cls(*iterable)
+    def _replace(self, **functions: Any) -> "Algorithm":
+        """The same algorithm with other functions."""
+        return dataclasses.replace(self, **functions)
 
 
 class Scheduled(NamedTuple):
@@ -296,16 +305,16 @@ class Scheduled(NamedTuple):
       setting: the rate: a number, a function of the round or a `Controller`.
     """
 
-    make: Callable[[Any], Algorithm]
+    make: Callable[[Number], Algorithm]
     setting: Any
 
     def __getattr__(self, name: str) -> Any:
-        if name in Algorithm._fields:  # a wrapper takes it for an Algorithm
+        if name in Algorithm.__dataclass_fields__:  # a wrapper takes it for an Algorithm
             check_algorithm(self)
         raise AttributeError(f"Scheduled has no attribute {name!r}.")
 
 
-def check_algorithm(algorithm: Any) -> None:
+def check_algorithm(algorithm: object) -> None:
     """Refuses what is not an algorithm, such as a constructor that was not called."""
     if isinstance(algorithm, Scheduled):
         raise ValueError(
@@ -327,13 +336,37 @@ def as_partial(function: Any) -> Any:
     return Partial(function)
 
 
-def _as_aggregator(aggregate):
-    if isinstance(aggregate, Aggregator):
-        return Aggregator(*map(as_partial, aggregate))
-    return aggregate
+def received(algorithm: Algorithm, upload: Upload, num_steps: Number) -> Contribution:
+    """What the server makes of one client's upload before it is summed or stacked.
+
+    `contribution` calls it; call it yourself to fill a `Stacked` for an `Aggregator`.
+
+    Args:
+      algorithm: the algorithm.
+      upload: what the client sent; of a `Coded` upload its value.
+      num_steps: K_i, the local steps that it took.
+
+    Returns:
+      The contribution.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> algorithm = fo.fedcm(fo.optimizers.sgd(0.1))
+      >>> found = fo.received(algorithm, fo.Variables({"w": jnp.ones(3)}), num_steps=2)
+      >>> found.delta_per_step["w"].tolist()
+      [0.5, 0.5, 0.5]
+    """
+    upload = trees.decoded(upload)
+    return upload if algorithm.receive is None else algorithm.receive(upload, num_steps)
 
 
-def get_variables(state: Any) -> Variables:
+def sent(report: Report) -> Report:
+    """The part of a client's report that leaves it."""
+    return report.shared if isinstance(report, Kept) else report
+
+
+def get_variables(state: Tree) -> Variables:
     """The model inside a server state, message or local state."""
     while not hasattr(state, "variables"):
         if not hasattr(state, "inner"):
@@ -345,24 +378,22 @@ def get_variables(state: Any) -> Variables:
     return state.variables
 
 
-def set_variables(state: Any, variables: Variables) -> Any:
+def set_variables(state: Tree, variables: Variables) -> Tree:
     """The same state with another model inside."""
     if hasattr(state, "with_variables"):
         return state.with_variables(variables)
     if hasattr(state, "variables"):
         return state._replace(variables=variables)
     inner = set_variables(state.inner, variables)
-    if isinstance(state, Coded):
-        return state.changed(inner)
-    return state._replace(inner=inner)
+    return state.changed(inner) if isinstance(state, Coded) else state._replace(inner=inner)
 
 
 def difference(new: Variables, old: Variables) -> Variables:
     """new - old, in floating point also for counters, so that it can be averaged."""
-    return Variables(trees.subtract(new.params, old.params), state_difference(new.state, old.state))
+    return state_difference(new, old)
 
 
-def state_difference(new: Any, old: Any) -> Any:
+def state_difference(new: ModelState, old: ModelState) -> ModelState:
     """new - old for what is not trained: statistics, and counters in floating point."""
 
     def minus(a, b):
@@ -373,7 +404,7 @@ def state_difference(new: Any, old: Any) -> Any:
     return jax.tree.map(minus, new, old)
 
 
-def move(variables: Variables, delta: Variables, learning_rate: Any = 1.0) -> Variables:
+def move(variables: Variables, delta: Variables, learning_rate: Number = 1.0) -> Variables:
     """variables + learning_rate * delta; the step size is for parameters, state moves all the way."""
     return Variables(
         trees.add_scaled(variables.params, learning_rate, delta.params),
@@ -381,7 +412,7 @@ def move(variables: Variables, delta: Variables, learning_rate: Any = 1.0) -> Va
     )
 
 
-def move_state(state: Any, delta: Any) -> Any:
+def move_state(state: ModelState, delta: ModelState) -> ModelState:
     """state + delta; a counter or a flag is rounded to the nearest value that it can hold."""
 
     def plus(leaf, change):

@@ -4,26 +4,39 @@ Values are checked only where they are known. Under `jit`, `vmap` or `grad` a va
 then shapes and dtypes are still checked, values are trusted.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.tree_util import keystr, tree_leaves_with_path
+
+from fedjax_opt.core.aliases import Tree
+
+T = TypeVar("T")
 
 
-def is_traced(*values: Any) -> bool:
+def is_traced(*values: Tree) -> bool:
     """Says whether any leaf of the values is known only inside a transformation."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values))
 
 
-def as_array(name: str, value: Any) -> Any:
+def as_array(name: str, value: object) -> Any:
     """Lists and plain numbers as NumPy arrays, arrays as they are, anything else refused."""
     if isinstance(value, (jax.Array, np.ndarray, np.generic)):
         return value
     array = np.asarray(value)
     if not np.issubdtype(array.dtype, np.number):
         raise ValueError(f"{name} must be a number or an array of numbers, got {value!r}.")
+    return array
+
+
+def whole_array(name: str, value: object) -> Any:
+    """The same of whole numbers alone."""
+    array = as_array(name, value)
+    if not jnp.issubdtype(jnp.result_type(array), jnp.integer):
+        raise ValueError(f"{name} must be whole, got {jnp.result_type(array)}.")
     return array
 
 
@@ -54,74 +67,91 @@ def number(
     return float(value) if isinstance(value, int) else value
 
 
+def is_whole(value: object) -> bool:
+    """Whether a value is a whole number of Python or NumPy."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
 def integer(name: str, value: Any, *, low: int, high: int | None = None) -> int:
     """Returns `value` as an int after checking that it is a whole number within the limits."""
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole or value < low or (high is not None and value > high):
+    if not is_whole(value) or value < low or (high is not None and value > high):
         limits = f"of at least {low}" if high is None else f"from {low} to {high}"
         raise ValueError(f"{name} must be a whole number {limits}, got {value!r}.")
     return int(value)
 
 
-def choice(name: str, value: Any, allowed: tuple[str, ...]) -> Any:
+def choice(name: str, value: T, allowed: tuple[str, ...]) -> T:
     """Returns `value` after checking that it is one of the allowed names."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}.")
     return value
 
 
-def trainable(params: Any) -> None:
+def trainable(params: Tree) -> None:
     """Refuses parameters that no gradient can change."""
     if not jax.tree.leaves(params):
         raise ValueError("variables.params has no leaves: there is nothing to train.")
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    for path, leaf in tree_leaves_with_path(params):
         dtype = jnp.result_type(leaf)
         if not jnp.issubdtype(dtype, jnp.floating):
             raise ValueError(
-                f"params{jax.tree_util.keystr(path)} has dtype {dtype}; parameters must be floating"
-                " point. Put counters, tables and other values that are not trained in"
-                " variables.state."
+                f"params{keystr(path)} has dtype {dtype}; parameters must be floating point. Put"
+                " counters, tables and other values that are not trained in variables.state."
             )
 
 
-def same_structure(name: str, value: Any, expected: Any, why: str) -> None:
+def same_structure(name: str, value: Tree, expected: Tree, why: str) -> None:
     """Refuses a pytree whose structure, shapes or dtypes are not those of `expected`."""
     found, wanted = jax.tree.structure(value), jax.tree.structure(expected)
     if found != wanted:
         raise ValueError(f"{name} must have the tree structure {wanted} ({why}), got {found}.")
     for (path, leaf), want in zip(
-        jax.tree_util.tree_leaves_with_path(value), jax.tree.leaves(expected), strict=True
+        tree_leaves_with_path(value), jax.tree.leaves(expected), strict=True
     ):
         if jnp.shape(leaf) != jnp.shape(want) or jnp.result_type(leaf) != jnp.result_type(want):
             raise ValueError(
-                f"{name}{jax.tree_util.keystr(path)} must be"
-                f" {jnp.result_type(want)}{list(jnp.shape(want))} ({why}), got"
-                f" {jnp.result_type(leaf)}{list(jnp.shape(leaf))}."
+                f"{name}{keystr(path)} must be {_kind(want)} ({why}), got {_kind(leaf)}."
             )
 
 
-def leading_axes(name: str, tree: Any, expected: tuple[int | None, ...], letters: str) -> tuple:
+def _kind(leaf: Tree) -> str:
+    return f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+
+
+def same_shapes(name: str, found: Tree, expected: Tree) -> None:
+    """Refuses arrays of other shapes, and names the first; dtypes and containers may differ.
+
+    Shapes are part of a compiled program: a wrong one cannot arise in a later round.
+    """
+    shapes: dict[str, list] = {}
+    for side, tree in enumerate((found, expected)):
+        for path, leaf in tree_leaves_with_path(tree):
+            both = shapes.setdefault(keystr(path), ["missing", "missing"])
+            both[side] = list(jnp.shape(leaf))
+    for path, (got, want) in sorted(shapes.items()):
+        if got != want:
+            raise ValueError(f"{name}{path} must have the shape {want}, got {got}.")
+
+
+def leading_axes(name: str, tree: Tree, expected: tuple[int | None, ...], letters: str) -> tuple:
     """Returns the shared leading axes of all leaves; None in `expected` stands for any size."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    leaves = tree_leaves_with_path(tree)
     if not leaves:
         raise ValueError(f"{name} must hold at least one array, got an empty tree.")
-    sizes = list(expected)
     for path, leaf in leaves:
         shape = jnp.shape(leaf)
-        ok = len(shape) >= len(sizes) and all(
-            want is None or want == got for want, got in zip(sizes, shape, strict=False)
+        first = shape[: len(expected)]
+        known = tuple(
+            got if want is None else want
+            for want, got in zip(expected, (*first, *expected[len(first) :]), strict=True)
         )
-        if not ok:
+        if first != known:
             wanted = ", ".join(
                 letter if want is None else f"{letter}={want}"
-                for letter, want in zip(letters, sizes, strict=True)
+                for letter, want in zip(letters, expected, strict=True)
             )
             raise ValueError(
-                f"{name}{jax.tree_util.keystr(path)} must have leading axes [{wanted}], got shape"
-                f" {list(shape)}."
+                f"{name}{keystr(path)} must have leading axes [{wanted}], got shape {list(shape)}."
             )
-        sizes = [
-            got if want is None else want
-            for want, got in zip(sizes, shape[: len(sizes)], strict=True)
-        ]
-    return tuple(sizes)
+        expected = known
+    return expected

@@ -1,15 +1,17 @@
 """Federated data, flat: all examples in one array, and where each client's begin."""
 
-import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import chex
 import jax
 import numpy as np
 
 from fedjax_opt.core import checks
-from fedjax_opt.core.struct import put, struct
+from fedjax_opt.core.aliases import Examples, Values
+from fedjax_opt.core.struct import changed, put, struct
+
+Clients = TypeVar("Clients", bound="_Clients")
 
 
 class Summary(NamedTuple):
@@ -56,20 +58,16 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, sizes: chex.ArrayNumpy) -> "Sizes":
-        """The facts of some sizes.
-
-        Args:
-          sizes: int `[N]`.
-        """
+        """The facts of some sizes, int `[N]`."""
         return cls(int(np.gcd.reduce(sizes)), int(sizes.min()), int(sizes.max()))
 
 
 class _Clients:
     """What can be asked of clients' data, wherever the examples are."""
 
-    examples: Any
-    offsets: Any
-    sizes: Any
+    examples: Examples
+    offsets: Values
+    sizes: Values
     known: Sizes | None
 
     def __post_init__(self) -> None:
@@ -78,13 +76,13 @@ class _Clients:
             known = None if checks.is_traced(self.sizes) else Sizes.of(np.asarray(self.sizes))
             put(self, known=known)
 
-    def without_known_sizes(self):
+    def without_known_sizes(self: Clients) -> Clients:
         """The same data, whose sizes are traced wherever it is an argument of a program.
 
         Another split of as many examples then compiles nothing anew, and several can be stacked. In
         return, all minibatches are taken for partly filled.
         """
-        return dataclasses.replace(self, known=None)  # type: ignore[type-var]
+        return changed(self, known=None)
 
     @property
     def num_clients(self) -> int:
@@ -99,15 +97,14 @@ class _Clients:
     def __len__(self) -> int:
         return self.num_clients
 
-    def __getitem__(self, clients: Any) -> Any:
+    def __getitem__(self, clients: Any) -> Examples:
         """One client's examples for an int; a `ClientData` of several for a slice or a list of ids."""
         if isinstance(clients, (int, np.integer)):
             if not -self.num_clients <= clients < self.num_clients:
                 raise IndexError(f"client {clients} of {self.num_clients} does not exist.")
             start, size = int(self.offsets[clients]), int(self.sizes[clients])
             return jax.tree.map(lambda x: x[start : start + size], self.examples)
-        ids = np.arange(self.num_clients)[clients]
-        return self._take([self._rows(i) for i in ids])
+        return self._take([self._rows(i) for i in np.arange(self.num_clients)[clients]])
 
     def _rows(self, client: int) -> np.ndarray:
         return np.arange(self.sizes[client]) + self.offsets[client]
@@ -145,7 +142,7 @@ class _Clients:
             train.append(rows[count:])
         return self._take(train), self._take(test)
 
-    def summary(self, label: Any = "y") -> Summary:
+    def summary(self, label: Hashable = "y") -> Summary:
         """Sizes, and how differently the clients' labels are distributed.
 
         Args:
@@ -161,7 +158,7 @@ class _Clients:
             label_skew=self._label_skew(label),
         )
 
-    def _label_skew(self, label: Any) -> float | None:
+    def _label_skew(self, label: Hashable) -> float | None:
         if not isinstance(self.examples, Mapping) or label not in self.examples:
             return None
         labels = np.asarray(self.examples[label])
@@ -199,13 +196,13 @@ class ClientData(_Clients):
       ([2, 3], [1.0, 3.0, 4.0])
     """
 
-    examples: Any
-    offsets: Any
-    sizes: Any
+    examples: Examples
+    offsets: Values
+    sizes: Values
     known: Sizes | None = None
 
     @classmethod
-    def from_list(cls, clients: Sequence[Any], *, allow_empty: bool = False) -> "ClientData":
+    def from_list(cls, clients: Sequence[Examples], *, allow_empty: bool = False) -> "ClientData":
         """From a sequence of clients, each a pytree of arrays with the examples on the first axis.
 
         Args:
@@ -237,7 +234,9 @@ class ClientData(_Clients):
         return cls.from_sizes(examples, sizes, allow_empty=allow_empty)
 
     @classmethod
-    def from_mapping(cls, clients: Mapping[Any, Any], *, allow_empty: bool = False) -> "ClientData":
+    def from_mapping(
+        cls, clients: Mapping[Any, Examples], *, allow_empty: bool = False
+    ) -> "ClientData":
         """From a mapping of client names to pytrees; client i is the i-th name in its order.
 
         Args:
@@ -255,8 +254,8 @@ class ClientData(_Clients):
     @classmethod
     def from_arrays(
         cls,
-        arrays: Any,
-        client_ids: Any,
+        arrays: Examples,
+        client_ids: Values,
         num_clients: int | None = None,
         *,
         allow_empty: bool = False,
@@ -291,7 +290,9 @@ class ClientData(_Clients):
         return cls.from_sizes(examples, sizes, allow_empty=allow_empty)
 
     @classmethod
-    def from_sizes(cls, examples: Any, sizes: Any, *, allow_empty: bool = False) -> "ClientData":
+    def from_sizes(
+        cls, examples: Examples, sizes: Values, *, allow_empty: bool = False
+    ) -> "ClientData":
         """From examples that are grouped by client already; they are not copied.
 
         Args:
@@ -311,8 +312,13 @@ class ClientData(_Clients):
             raise ValueError(f"sizes must be whole numbers, one per client, got {sizes!r}.")
         if sizes.sum() != total:
             raise ValueError(f"sizes must sum to the {total} examples, got {sizes.sum()}.")
-        if not allow_empty:
-            check_no_empty_client(sizes)
+        empty = np.flatnonzero(sizes == 0)
+        if len(empty) and not allow_empty:
+            shown = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
+            raise ValueError(
+                f"Every client must hold at least one example, but {len(empty)} of {len(sizes)} hold"
+                f" none: {shown}. Leave them out, or pass allow_empty=True for a test set."
+            )
         if total > np.iinfo(np.int32).max:
             raise ValueError(f"data must hold fewer than 2^31 examples, got {total}.")
         offsets = np.cumsum(sizes, dtype=np.int64) - sizes
@@ -348,8 +354,8 @@ class StoredClients(_Clients):
       known: as in `ClientData`.
     """
 
-    offsets: Any
-    sizes: Any
+    offsets: Values
+    sizes: Values
     files: Files
     known: Sizes | None = None
 
@@ -359,19 +365,8 @@ class StoredClients(_Clients):
         return self.files.arrays
 
 
-def in_memory(clients: Any) -> bool:
+def in_memory(clients: Examples) -> bool:
     """Whether examples are arrays in memory, and so may be an argument of a program."""
     if isinstance(clients, StoredClients):
         return False
     return not any(isinstance(leaf, np.memmap) for leaf in jax.tree.leaves(clients))
-
-
-def check_no_empty_client(sizes: np.ndarray) -> None:
-    """Refuses clients without examples, by id."""
-    empty = np.flatnonzero(np.asarray(sizes) == 0)
-    if len(empty):
-        shown = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
-        raise ValueError(
-            f"Every client must hold at least one example, but {len(empty)} of {len(sizes)} hold"
-            f" none: {shown}. Leave them out, or pass allow_empty=True for a test set."
-        )

@@ -18,17 +18,14 @@ import numpy as np
 
 from fedjax_opt.core import checks, trees
 from fedjax_opt.core.algorithm import Algorithm, Scheduled, as_partial, check_algorithm
+from fedjax_opt.core.aliases import Memory, Number
+from fedjax_opt.core.info import Info
 from fedjax_opt.core.state import FederatedState
+from fedjax_opt.core.struct import put, struct
 
 
-class _Rule(NamedTuple):
-    init: Any
-    update: Any
-    value: Any
-    every: Any
-
-
-class Controller(_Rule):
+@struct()
+class Controller:
     """A rule for the local steps or the learning rate: three pure functions.
 
     It is a pytree whose leaves are its hyperparameters: another initial value compiles nothing anew,
@@ -58,15 +55,13 @@ class Controller(_Rule):
       10
     """
 
-    __slots__ = ()
+    init: Callable[[], Memory]
+    update: Callable[[Memory, Info], Memory]
+    value: Callable[[Memory, Number], Number]
+    every: Number | None = None
 
-    def __new__(cls, init, update, value, every=None):
-        functions = as_partial(init), as_partial(update), as_partial(value)
-        return super().__new__(cls, *functions, every)
-
-    @classmethod
-    def _make(cls, iterable):
-        return cls(*iterable)
+    def __post_init__(self) -> None:
+        put(self, **{name: as_partial(function) for name, function in vars(self).items()})
 
 
 class Controls(NamedTuple):
@@ -81,7 +76,7 @@ class Controls(NamedTuple):
         return [x for x in self if isinstance(x, Controller) and x.every is not None]
 
 
-def scheduled(make: Callable[[Any], Algorithm], setting: Any) -> Scheduled:
+def scheduled(make: Callable[[Number], Algorithm], setting: Any) -> Scheduled:
     """An algorithm whose learning rate changes from round to round.
 
     The verbs take it as they take an Algorithm. Wrappers do not: they belong inside of the function.
@@ -105,32 +100,43 @@ def scheduled(make: Callable[[Any], Algorithm], setting: Any) -> Scheduled:
             "make must be a function of the learning rate, such as"
             f" lambda eta: fo.fedavg(fo.optimizers.sgd(eta)); got {got}."
         )
-    if isinstance(setting, Controller):
-        return Scheduled(as_partial(make), setting)
-    if callable(setting):
-        return Scheduled(as_partial(make), as_partial(setting))
-    setting = checks.number("setting", setting, low=0.0, open_low=True, open_high=True)
-    if np.shape(setting) != ():
-        raise ValueError(f"setting must be one number, got shape {np.shape(setting)}.")
-    return Scheduled(as_partial(make), setting)
+    if not isinstance(setting, Controller) and not callable(setting):
+        setting = checks.number("setting", setting, low=0.0, open_low=True, open_high=True)
+        if np.shape(setting) != ():
+            raise ValueError(f"setting must be one number, got shape {np.shape(setting)}.")
+    return Scheduled(as_partial(make), as_partial(setting))
 
 
-def current(setting: Any, remembered: Any, round_number: jax.Array) -> Any:
+def current(setting: Any, memory: Memory, round_number: jax.Array) -> Any:
     """What a setting (a controller, a function of the round or a value) is in a round."""
     if isinstance(setting, Controller):
-        return setting.value(remembered, round_number)
+        return setting.value(memory, round_number)
     if not callable(setting):
         return setting
     # A schedule of optax divides it: int32 would give float32, whatever the precision of the run.
     return setting(round_number.astype(jnp.result_type(int)))
 
 
-def current_rate(algorithm: Any, remembered: Any, round_number: jax.Array) -> Any:
-    """The learning rate of a round, as an array; `()` where the algorithm has its own."""
+def at_round(
+    algorithm: Scheduled, memory: Memory, round_number: jax.Array
+) -> tuple[Algorithm, jax.Array]:
+    """The algorithm of a round, made for the round's learning rate; and that rate."""
+    rate = current(algorithm.setting, memory, round_number)
+    rate = jnp.asarray(rate, jnp.result_type(float))
+    made = algorithm.make(rate)
+    if not isinstance(made, Algorithm):
+        raise ValueError(f"make(learning_rate) must return an Algorithm, got {made!r}.")
+    return made, rate
+
+
+def first_algorithm(algorithm: Any) -> Algorithm:
+    """The algorithm as it is before the first round; what initial states are made with."""
     if not isinstance(algorithm, Scheduled):
-        return ()
-    rate = current(algorithm.setting, remembered, round_number)
-    return jnp.asarray(rate, jnp.result_type(float))
+        check_algorithm(algorithm)
+        return algorithm
+    setting = algorithm.setting
+    memory = setting.init() if isinstance(setting, Controller) else ()
+    return at_round(algorithm, memory, jnp.zeros((), jnp.int32))[0]
 
 
 def started(settings: Controls, state: FederatedState) -> FederatedState:
@@ -138,8 +144,6 @@ def started(settings: Controls, state: FederatedState) -> FederatedState:
     fresh = Controls(*(s.init() if isinstance(s, Controller) else () for s in settings))
     # A Python number would be weakly typed, and could not be carried from round to round.
     fresh = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), fresh)
-    if not any(isinstance(setting, Controller) for setting in settings):
-        return state
     if not jax.tree.leaves(state.controllers):
         return state._replace(controllers=fresh)
     why = (
@@ -149,35 +153,13 @@ def started(settings: Controls, state: FederatedState) -> FederatedState:
     return state
 
 
-def advance(settings: Controls, state: FederatedState, info: Any) -> Any:
+def advance(settings: Controls, memories: Controls, info: Info) -> Controls:
     """What the controllers remember after a round."""
-    if not any(isinstance(setting, Controller) for setting in settings):
-        return state.controllers
     new = Controls(
         *(
             setting.update(memory, info) if isinstance(setting, Controller) else memory
-            for setting, memory in zip(settings, state.controllers, strict=True)
+            for setting, memory in zip(settings, memories, strict=True)
         )
     )
-    new = jax.tree.map(lambda x, old: jnp.asarray(x, old.dtype), new, state.controllers)
-    return trees.select(info.finite & jnp.any(info.num_steps > 0), new, state.controllers)
-
-
-def at_rate(algorithm: Algorithm | Scheduled, learning_rate: Any) -> Algorithm:
-    """The algorithm of a round: as it is, or made for the round's learning rate."""
-    if not isinstance(algorithm, Scheduled):
-        return algorithm
-    made = algorithm.make(learning_rate)
-    if not isinstance(made, Algorithm):
-        raise ValueError(f"make(learning_rate) must return an Algorithm, got {made!r}.")
-    return made
-
-
-def first_algorithm(algorithm: Algorithm | Scheduled) -> Algorithm:
-    """The algorithm as it is before the first round; what initial states are made with."""
-    if not isinstance(algorithm, Scheduled):
-        check_algorithm(algorithm)
-        return algorithm
-    setting = algorithm.setting
-    memory = setting.init() if isinstance(setting, Controller) else ()
-    return at_rate(algorithm, current_rate(algorithm, memory, jnp.zeros((), jnp.int32)))
+    new = jax.tree.map(lambda x, old: jnp.asarray(x, old.dtype), new, memories)
+    return trees.select(info.finite & jnp.any(info.num_steps > 0), new, memories)

@@ -12,11 +12,12 @@ from jax.tree_util import Partial
 
 from fedjax_opt.core import checks
 from fedjax_opt.core.algorithm import Algorithm, Scheduled, StaticInt, StaticWord, as_partial
+from fedjax_opt.core.aliases import Examples, Params
 from fedjax_opt.core.client_data import ClientData, StoredClients
+from fedjax_opt.core.cohorts import Sampler, uniform
 from fedjax_opt.core.controller import Controller, Controls, first_algorithm, started
 from fedjax_opt.core.guard import Guard, check_guard
 from fedjax_opt.core.model import Model, Variables
-from fedjax_opt.core.sampler import Sampler, uniform
 from fedjax_opt.core.state import FederatedState, as_key, first_state
 from fedjax_opt.core.struct import put, struct
 
@@ -36,7 +37,7 @@ class Epochs:
     count: Any
 
 
-def epochs(count: Any) -> Epochs:
+def epochs(count: "Work") -> Epochs:
     """Local work in passes over a client's own examples: `Federation(..., local_steps=fo.epochs(2))`.
 
     Args:
@@ -49,10 +50,10 @@ def epochs(count: Any) -> Epochs:
       >>> fo.Federation(model, clients, cohort=5, local_steps=fo.epochs(2), batch_size=1)
       Federation(model, 10 clients, 10 examples, cohort 5, 2 epochs of 1)
     """
-    return Epochs(_settled("local_steps", count))
+    return Epochs(_settled(count))
 
 
-Work = int | chex.Array | Callable[[Any], Any] | Controller | Epochs
+Work = int | chex.Array | Callable[[jax.Array], chex.Numeric] | Controller | Epochs
 
 
 @struct("batch_size", "batching", "remainder")
@@ -97,7 +98,7 @@ class Federation:
     """
 
     model: Model
-    clients: ClientData | StoredClients | int
+    clients: Any  # ClientData | StoredClients | int
     cohort: Any = None  # int | Sampler; the constructor makes it a Sampler
     local_steps: Work | None = None
     batch_size: int = 32
@@ -105,10 +106,10 @@ class Federation:
     remainder: Literal["exact", "drop"] = "exact"
     weighting: Literal["samples", "uniform", "weights"] | chex.Array = "samples"
     guard: Guard | None = None
-    initial: Any = None
-    test: Any = None
+    initial: Variables | Params | None = None
+    test: Examples = None
     client_test: ClientData | None = None
-    validation: Any = None
+    validation: Examples = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, Model):
@@ -134,14 +135,19 @@ class Federation:
         put(self, guard=check_guard(self.guard, size))
         if self.initial is not None:
             given = self.initial
-            initial = given if isinstance(given, Variables) else Variables(given)
-            checks.trainable(initial.params)
-            put(self, initial=initial)
+            put(self, initial=given if isinstance(given, Variables) else Variables(given))
+            checks.trainable(self.initial.params)
         for name in ("test", "validation"):
             examples = getattr(self, name)
             if examples is not None and not checks.leading_axes(name, examples, (None,), "n")[0]:
                 raise ValueError(f"{name} must hold at least one example, got none.")
-        _check_client_test(self.client_test, count)
+        if self.client_test is not None:
+            sizes = getattr(self.client_test, "sizes", None)
+            if sizes is None or sizes.shape != (count,):
+                got = type(self.client_test).__name__ if sizes is None else f"{len(sizes)} clients"
+                raise ValueError(
+                    f"client_test must be a ClientData of the same {count} clients, got {got}."
+                )
 
     def replace(self, **changes: Any) -> "Federation":
         """The same federation with other fields, checked as by its constructor.
@@ -212,12 +218,19 @@ def init_state(
       >>> state.clients.control["x"].shape
       (5, 3)
     """
-    check_nouns(algorithm, federation, "init_state(algorithm, federation)")
+    first = check_nouns(algorithm, federation, "init_state(algorithm, federation)")
     key = as_key(key)
-    first = first_algorithm(algorithm)
     variables = initial_variables(federation, key)
     state = first_state(first, variables, federation.num_clients, jax.random.fold_in(key, 1))
-    return started(controls_of(algorithm, federation), state)
+    return with_controllers(algorithm, federation, state)
+
+
+def with_controllers(
+    algorithm: Algorithm | Scheduled, federation: Federation, state: FederatedState
+) -> FederatedState:
+    """The state with a place for what controllers remember, if there are any."""
+    controls = controls_of(algorithm, federation)
+    return started(controls, state) if Controller in map(type, controls) else state
 
 
 def initial_variables(federation: Federation, key: chex.PRNGKey) -> Variables:
@@ -242,8 +255,12 @@ def controls_of(algorithm: Algorithm | Scheduled, federation: Federation) -> Con
     return Controls(steps, algorithm.setting if isinstance(algorithm, Scheduled) else ())
 
 
-def check_nouns(algorithm: Any, federation: Any, call: str) -> None:
-    """Refuses what is not an algorithm and a federation, and shows how the verb is called."""
+def check_nouns(algorithm: object, federation: object, call: str) -> Algorithm:
+    """Refuses what is not an algorithm and a federation, and shows how the verb is called.
+
+    Returns:
+      The algorithm of the first round.
+    """
     if isinstance(algorithm, Federation):
         raise ValueError(f"The algorithm comes first: fo.{call}.")
     if isinstance(federation, Model):
@@ -257,26 +274,21 @@ def check_nouns(algorithm: Any, federation: Any, call: str) -> None:
             "federation must be a Federation, such as fo.Federation(model, clients, cohort=10,"
             f" local_steps=10), got {type(federation).__name__}: fo.{call}."
         )
-    first_algorithm(algorithm)
+    return algorithm if isinstance(algorithm, Algorithm) else first_algorithm(algorithm)
 
 
 def _checked_clients(clients: Any) -> Any:
-    if isinstance(clients, (int, np.integer)) and not isinstance(clients, bool):
+    if checks.is_whole(clients):
         return StaticInt(checks.integer("clients", clients, low=1))
     if not isinstance(clients, (ClientData, StoredClients)):
         raise ValueError(
             "clients must be a ClientData, such as fo.ClientData.from_list(...), or the number of"
             f" clients, got {type(clients).__name__}."
         )
-    if clients.known is not None:
-        empty = clients.known.smallest == 0
-    else:
-        empty = not checks.is_traced(clients.sizes) and np.any(np.asarray(clients.sizes) == 0)
-    if empty:
-        nobody = np.flatnonzero(np.asarray(clients.sizes) == 0) if _is_known(clients.sizes) else []
-        some = (
-            f": {len(nobody)} hold no example, client {nobody[0]} among them" if len(nobody) else ""
-        )
+    is_traced = checks.is_traced(clients.sizes)
+    empty = [] if is_traced else np.flatnonzero(np.asarray(clients.sizes) == 0)
+    if len(empty) or (is_traced and clients.known is not None and clients.known.smallest == 0):
+        some = f": {len(empty)} hold no example, client {empty[0]} among them" if len(empty) else ""
         raise ValueError(
             f"clients must have no empty client to train on{some}. Select the others:"
             " clients[clients.sizes > 0]."
@@ -298,14 +310,10 @@ def _check_fills(clients: Any, batch_size: int) -> None:
         )
 
 
-def _is_known(array: Any) -> bool:
-    return not checks.is_traced(array)
-
-
 def _checked_cohort(cohort: Any, num_clients: int) -> Sampler | None:
     if cohort is None:
         return None
-    if isinstance(cohort, (int, np.integer)) and not isinstance(cohort, bool):
+    if checks.is_whole(cohort):
         cohort = uniform(checks.integer("cohort", cohort, low=1))
     if not isinstance(cohort, Sampler):
         raise ValueError(
@@ -326,13 +334,13 @@ def _checked_cohort(cohort: Any, num_clients: int) -> Sampler | None:
 
 
 def _checked_steps(steps: Any, num_clients: int) -> Any:
+    if steps is None or isinstance(steps, Controller) or callable(steps):
+        return as_partial(steps)
     if isinstance(steps, Epochs):
-        return Epochs(_checked_steps(_settled("local_steps", steps.count), num_clients))
-    if steps is None or callable(steps) or isinstance(steps, Controller):
-        return as_partial(steps) if callable(steps) else steps
-    if isinstance(steps, (int, np.integer)) and not isinstance(steps, bool):
+        return Epochs(_checked_steps(_settled(steps.count), num_clients))
+    if checks.is_whole(steps):
         return StaticInt(checks.integer("local_steps", steps, low=1))
-    steps = _settled("local_steps", steps)
+    steps = _settled(steps)
     if jnp.shape(steps) not in ((), (num_clients,)):
         raise ValueError(
             f"local_steps must be a whole number, one per client [{num_clients}], a function of the"
@@ -341,15 +349,12 @@ def _checked_steps(steps: Any, num_clients: int) -> Any:
     return steps
 
 
-def _settled(name: str, value: Any) -> Any:
-    """A setting that is traced: a controller, a function of the round, or whole numbers."""
-    if isinstance(value, Controller) or callable(value):
-        return value if isinstance(value, Controller) else as_partial(value)
-    value = checks.as_array(name, value)
-    if not jnp.issubdtype(jnp.result_type(value), jnp.integer):
-        raise ValueError(f"{name} must be whole, got {jnp.result_type(value)}.")
-    checks.number(name, value, low=1)
-    return jnp.asarray(value, jnp.int32)
+def _settled(steps: Any) -> Any:
+    """Local steps that are traced: a controller, a function of the round, or whole numbers."""
+    if isinstance(steps, Controller) or callable(steps):
+        return as_partial(steps)
+    steps = checks.whole_array("local_steps", steps)
+    return jnp.asarray(checks.number("local_steps", steps, low=1), jnp.int32)
 
 
 def _checked_weighting(weighting: Any, num_clients: int) -> Any:
@@ -365,25 +370,14 @@ def _checked_weighting(weighting: Any, num_clients: int) -> Any:
     return weights
 
 
-def _check_client_test(client_test: Any, num_clients: int) -> None:
-    if client_test is None:
-        return
-    sizes = getattr(client_test, "sizes", None)
-    if sizes is None or sizes.shape != (num_clients,):
-        got = type(client_test).__name__ if sizes is None else f"{sizes.shape[0]} clients"
-        raise ValueError(
-            f"client_test must be a ClientData of the same {num_clients} clients, got {got}."
-        )
-
-
-def _rows(tree: Any) -> Any:
+def _rows(tree: Examples) -> int | str:
     """The number of examples, for people to read; of whatever stands where they should."""
     tree = getattr(tree, "examples", tree)
     shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(tree)]
     return next((shape[0] for shape in shapes if shape), "?")
 
 
-def _work_of(steps: Any) -> str:
+def _work_of(steps: object) -> str:
     if isinstance(steps, Epochs):
         return f"{_work_of(steps.count).partition(' ')[0]} epochs"
     if isinstance(steps, (Controller, Partial)):
@@ -395,7 +389,7 @@ def _work_of(steps: Any) -> str:
     return f"{int(steps)} steps" if known else "? steps"  # type: ignore[arg-type]
 
 
-def _name_of(model: Any) -> str:
+def _name_of(model: object) -> str:
     """Where the model comes from: the function or the module in which its loss is written."""
     found = [getattr(model, "init", None), getattr(model, "loss", None)]
     while found:

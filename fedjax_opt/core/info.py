@@ -1,8 +1,10 @@
 """What a round tells about itself."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
+
+from fedjax_opt.core.aliases import Tree
 
 
 class Info(NamedTuple):
@@ -36,4 +38,4 @@ class Info(NamedTuple):
     bad_step: jax.Array
     finite: jax.Array
     diagnostics: dict[str, jax.Array]
-    faults: Any = ()
+    faults: Tree = ()

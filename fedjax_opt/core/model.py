@@ -10,13 +10,14 @@ to the model, so it is in no state, message, upload or checkpoint.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 
 from fedjax_opt.core import checks
+from fedjax_opt.core.aliases import Batch, ModelState, Params, Tree
 from fedjax_opt.core.struct import struct
 from fedjax_opt.kernels import fast_convolutions
 from fedjax_opt.kernels.replacement import Setting, check_setting
@@ -36,8 +37,8 @@ class Variables(NamedTuple):
       ()
     """
 
-    params: Any
-    state: Any = ()
+    params: Params
+    state: ModelState = ()
 
 
 class Aux(NamedTuple):
@@ -60,11 +61,11 @@ class Aux(NamedTuple):
       True
     """
 
-    state: Any = None
+    state: ModelState = None
     losses: jax.Array | None = None
     weights: jax.Array | None = None
     metrics: Mapping[str, chex.Numeric] = {}
-    features: Any = None
+    features: Tree = None
 
 
 @struct("init", "loss", "indexed", "fast_convolutions")
@@ -98,7 +99,7 @@ class Model:
       1.0
     """
 
-    init: Callable[[jax.Array, Any], Variables]
+    init: Callable[[chex.PRNGKey, Batch], Variables]
     loss: Callable[..., tuple[jax.Array, Aux]]
     frozen: chex.ArrayTree = ()
     indexed: bool = False
@@ -115,9 +116,9 @@ class Evaluation(NamedTuple):
     """
 
     loss: jax.Array
-    state: Any
+    state: ModelState
     metrics: dict[str, jax.Array]
-    features: Any
+    features: Tree
     weight: chex.Numeric = 1
 
 
@@ -140,13 +141,13 @@ class Objective(NamedTuple):
     """
 
     model: Model
-    key: jax.Array | None = None
+    key: chex.PRNGKey | None = None
     mask: jax.Array | None = None
     penalties: tuple[Penalty, ...] = ()
-    transforms: tuple[Callable[[Any], Any], ...] = ()
+    transforms: tuple[Callable[[Params], Params], ...] = ()
     index: chex.Numeric = 0
 
-    def evaluate(self, variables: Variables, batch: Any) -> Evaluation:
+    def evaluate(self, variables: Variables, batch: Batch) -> Evaluation:
         """The loss of the model (penalties left out), its next state, metrics and features."""
         frozen = (self.model.frozen,) if jax.tree.leaves(self.model.frozen) else ()
         which = {"index": self.index} if self.model.indexed and self.key is None else {}
@@ -171,7 +172,7 @@ class Objective(NamedTuple):
         }
         return Evaluation(loss, state, metrics, aux.features, jnp.sum(weights))
 
-    def gradient(self, variables: Variables, batch: Any) -> tuple[Any, Evaluation]:
+    def gradient(self, variables: Variables, batch: Batch) -> tuple[Params, Evaluation]:
         """The gradient of loss and penalties with respect to `params`, transformed; the evaluation."""
 
         def total(params):
@@ -189,19 +190,18 @@ class Objective(NamedTuple):
         """The objective with one more term; the loss that is reported stays the model's own."""
         return self._replace(penalties=(*self.penalties, penalty))
 
-    def with_transform(self, transform: Callable[[Any], Any]) -> "Objective":
+    def with_transform(self, transform: Callable[[Params], Params]) -> "Objective":
         """The objective whose gradients are transformed once more, after its penalties."""
         return self._replace(transforms=(*self.transforms, transform))
 
 
-def _shapes(batch: Any) -> str:
+def _shapes(batch: Tree) -> str:
     """A minibatch in words, such as {'x': float32[8, 64], 'y': int32[8]}."""
 
     def shape(x):
-        return f"{jnp.result_type(x)}{list(jnp.shape(x))}"
+        return _Word(f"{jnp.result_type(x)}{list(jnp.shape(x))}")
 
-    shapes = jax.tree.map(lambda x: _Word(shape(x)), batch)
-    return repr(shapes)
+    return repr(jax.tree.map(shape, batch))
 
 
 class _Word(str):
@@ -210,7 +210,7 @@ class _Word(str):
     __repr__ = str.__str__
 
 
-def _checked(found: Any) -> tuple[jax.Array, Aux]:
+def _checked(found: Tree) -> tuple[jax.Array, Aux]:
     """What a loss returned, which must be (loss, Aux)."""
     if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Aux):
         raise ValueError(
@@ -234,7 +234,7 @@ _PARTLY_FILLED = (
 )
 
 
-def _weights(aux: Aux, batch: Any, mask: jax.Array | None) -> jax.Array:
+def _weights(aux: Aux, batch: Batch, mask: jax.Array | None) -> jax.Array:
     """What each row of the minibatch counts; 0 for one that only fills it up."""
     leaves = jax.tree.leaves(batch) if mask is None else [mask]
     rows = jnp.shape(leaves[0])[:1] if leaves else ()
@@ -284,7 +284,7 @@ def _weighted(values: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def _mean(
-    name: str, values: Any, mask: jax.Array | None, aux: Aux, weights: jax.Array
+    name: str, values: chex.Numeric, mask: jax.Array | None, aux: Aux, weights: jax.Array
 ) -> jax.Array:
     values = jnp.asarray(values)
     if not jnp.issubdtype(values.dtype, jnp.floating):

@@ -2,10 +2,13 @@
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+
+import chex
+
+Matcher = Callable[[str, chex.Array], bool]
 
 
-def matcher(where: str | Sequence[str] | Callable[[str, Any], bool]) -> Callable[[str, Any], bool]:
+def matcher(where: str | Sequence[str] | Matcher) -> Matcher:
     """A function of (path, leaf) from patterns, or the function itself.
 
     Args:
@@ -36,7 +39,7 @@ class _Matcher:
     def __init__(self, expression: str):
         self.expression = re.compile(expression)
 
-    def __call__(self, path: str, leaf: Any) -> bool:
+    def __call__(self, path: str, leaf: object) -> bool:
         del leaf
         return self.expression.fullmatch(path) is not None
 

@@ -1,13 +1,14 @@
 """The whole state of a federation, between two rounds."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_opt.core import checks
 from fedjax_opt.core.algorithm import Aggregator, Algorithm, check_algorithm, get_variables
+from fedjax_opt.core.aliases import ClientState, Memory, Params, ServerState
 from fedjax_opt.core.messages import contribution_shape
 from fedjax_opt.core.model import Variables
 
@@ -29,13 +30,13 @@ class FederatedState(NamedTuple):
       aggregator: what the algorithm's `Aggregator` remembers; `()` without one.
     """
 
-    server: Any
-    clients: Any
+    server: ServerState
+    clients: ClientState
     round: jax.Array
-    key: jax.Array
+    key: chex.PRNGKey
     num_clients: jax.Array
-    controllers: Any = ()
-    aggregator: Any = ()
+    controllers: Memory = ()
+    aggregator: Memory = ()
 
     @property
     def variables(self) -> Variables:
@@ -43,7 +44,7 @@ class FederatedState(NamedTuple):
         return get_variables(self.server)
 
     @property
-    def cohort_key(self) -> jax.Array:
+    def cohort_key(self) -> chex.PRNGKey:
         """The key that the cohorts of all rounds are drawn with."""
         return jax.random.fold_in(self.key, _COHORTS)
 
@@ -56,30 +57,25 @@ def check_state(algorithm: Algorithm, state: FederatedState) -> None:
     checks.same_structure(
         "state.server", state.server, jax.eval_shape(algorithm.init, variables), why
     )
+    leaves = jax.tree.leaves(state.clients)
+    size = leaves[0].shape[0] if leaves else 0
     stacked = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((state_size(state), *leaf.shape), leaf.dtype),
+        lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype),
         jax.eval_shape(algorithm.init_client, variables),
     )
     checks.same_structure("state.clients", state.clients, stacked, why)
-    memory = jax.eval_shape(lambda v: init_aggregator(algorithm, v), variables)
+    memory: Memory = ()
+    if isinstance(algorithm.aggregate, Aggregator):
+        shape = contribution_shape(algorithm, variables)
+        memory = jax.eval_shape(lambda: algorithm.aggregate.init(shape))  # type: ignore[union-attr]
     checks.same_structure("state.aggregator", state.aggregator, memory, why)
 
 
-def init_aggregator(algorithm: Algorithm, variables: Variables) -> Any:
-    """What the algorithm's aggregator remembers before the first round."""
-    if not isinstance(algorithm.aggregate, Aggregator):
-        return ()
-    return algorithm.aggregate.init(contribution_shape(algorithm, variables))
-
-
-def state_size(state: FederatedState) -> int:
-    """N as the stacked client states have it; 0 where there are none."""
-    leaves = jax.tree.leaves(state.clients)
-    return leaves[0].shape[0] if leaves else 0
-
-
 def first_state(
-    algorithm: Algorithm, variables: Variables, num_clients: int, key: jax.Array | int = 0
+    algorithm: Algorithm,
+    variables: Variables | Params,
+    num_clients: int,
+    key: chex.PRNGKey | int = 0,
 ) -> FederatedState:
     """The state before the first round, from what it is made of; `init_state` calls it.
 
@@ -109,22 +105,25 @@ def first_state(
         variables = Variables(params=variables)
     checks.trainable(variables.params)
     variables = jax.tree.map(jnp.asarray, variables)
-    one_client = algorithm.init_client(variables)
+    memory: Memory = ()
+    if isinstance(algorithm.aggregate, Aggregator):
+        memory = algorithm.aggregate.init(contribution_shape(algorithm, variables))
     return FederatedState(
         server=algorithm.init(variables),
         clients=jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (num_clients, *jnp.shape(leaf))), one_client
+            lambda leaf: jnp.broadcast_to(leaf, (num_clients, *jnp.shape(leaf))),
+            algorithm.init_client(variables),
         ),
         round=jnp.zeros((), jnp.int32),
         key=as_key(key),
         num_clients=jnp.asarray(num_clients, jnp.int32),
-        aggregator=init_aggregator(algorithm, variables),
+        aggregator=memory,
     )
 
 
-def as_key(key: Any) -> jax.Array:
+def as_key(key: chex.PRNGKey | int) -> chex.PRNGKey:
     """A key of jax.random, from itself or from a seed."""
-    if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
+    if checks.is_whole(key):
         return jax.random.key(int(key))
     if isinstance(key, jax.Array):
         kind = key.dtype

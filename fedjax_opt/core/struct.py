@@ -42,21 +42,20 @@ def struct(*static: str) -> Callable[[type[T]], type[T]]:
             made.__repr__ = _repr  # type: ignore[method-assign]
         names = [field.name for field in dataclasses.fields(made)]  # type: ignore[arg-type]
         leaves = [name for name in names if name not in static]
+        keys = [GetAttrKey(name) for name in leaves]
 
         def flatten(value):
-            return [getattr(value, name) for name in leaves], tuple(
-                getattr(value, name) for name in static
-            )
+            fields = vars(value)
+            return [*map(fields.__getitem__, leaves)], tuple(map(fields.__getitem__, static))
 
         def flatten_with_keys(value):
             children, fixed = flatten(value)
-            keys = map(GetAttrKey, leaves)
             return list(zip(keys, children, strict=True)), fixed
 
         def unflatten(fixed, children):
             value = object.__new__(made)
-            for name, part in (*zip(static, fixed), *zip(leaves, children)):  # noqa: B905
-                object.__setattr__(value, name, part)
+            vars(value).update(zip(static, fixed, strict=True))
+            vars(value).update(zip(leaves, children, strict=True))
             return value
 
         jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
@@ -65,23 +64,21 @@ def struct(*static: str) -> Callable[[type[T]], type[T]]:
     return decorate
 
 
-def changed(value: T, **fields: object) -> T:
+def changed(value: T, /, **fields: object) -> T:
     """The same value with other fields, whatever they are: its constructor's checks are not run."""
     other = object.__new__(type(value))
-    put(other, **(vars(value) | fields))
+    vars(other).update(vars(value) | fields)
     return other
 
 
-def put(value: object, **fields: object) -> None:
+def put(value: object, /, **fields: object) -> None:
     """Sets fields of a frozen dataclass, for its `__post_init__`."""
-    for name, field in fields.items():
-        object.__setattr__(value, name, field)
+    vars(value).update(fields)
 
 
 def _repr(value) -> str:
-    parts = ", ".join(
-        f"{field.name}={_short(getattr(value, field.name))}" for field in dataclasses.fields(value)
-    )
+    names = [field.name for field in dataclasses.fields(value)]
+    parts = ", ".join(f"{name}={_short(getattr(value, name))}" for name in names)
     return f"{type(value).__name__}({parts})"
 
 

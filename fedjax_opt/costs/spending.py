@@ -16,7 +16,6 @@ import chex
 import numpy as np
 
 from fedjax_opt.core import checks
-from fedjax_opt.core.targets import first_reached
 from fedjax_opt.costs.operations import Flops
 from fedjax_opt.costs.round_time import (
     Devices,
@@ -28,6 +27,7 @@ from fedjax_opt.costs.round_time import (
     round_seconds,
 )
 from fedjax_opt.costs.traffic import Cost
+from fedjax_opt.metrics import rounds_to_target
 
 
 class EnergyRates(NamedTuple):
@@ -194,12 +194,13 @@ def cost_to_target(
             f"metric must be one of the evaluated {sorted(result.evaluations)}, got {metric!r}."
             " Without a test set nothing is evaluated."
         )
-    index = first_reached(result.evaluations[metric], target, maximise)
-    if index is None:
+    rounds, values = result.evaluations["round"], result.evaluations[metric]
+    first = rounds_to_target(rounds, values, target, maximise)
+    if first is None:
         return None
     # A resumed run's first row is a later round.
     done = np.asarray(result.history["round"]) + 1
-    row = int(np.searchsorted(done, result.evaluations["round"][index], side="right")) - 1
+    row = int(np.searchsorted(done, first, side="right")) - 1
     totals = spent(result.history, prices)
     return Spent(*(None if column is None else column[row].item() for column in totals))
 

@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from fedjax_opt.core import Algorithm, Aux, Model, Variables, checks, trees
+from fedjax_opt.core import Aggregator, Algorithm, Aux, Model, Variables, checks, trees
 from fedjax_opt.core.messages import array_bytes, contribution_shape, expected_bytes
 from fedjax_opt.costs.round_on_shapes import round_on_shapes
-from fedjax_opt.engine.server import streams
 
 
 class Cost(NamedTuple):
@@ -70,7 +69,7 @@ def of(algorithm: Algorithm, variables: Variables, cohort_size: int = 1) -> Cost
     upload = jax.eval_shape(finish, carry, known).upload
     in_step = _bytes_read(step, carry, known)
     in_upload = _bytes_read(lambda *given: finish(*given).upload, carry, known)
-    uploads = 1 if streams(algorithm.aggregate) else cohort_size
+    uploads = cohort_size if isinstance(algorithm.aggregate, Aggregator) else 1
     contribution = array_bytes(contribution_shape(algorithm, variables))
     report = array_bytes(known.report)
     return Cost(

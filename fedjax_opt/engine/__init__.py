@@ -1,6 +1,6 @@
 """What is computed: one client, one round, many rounds, evaluation."""
 
-from fedjax_opt.engine import cohorts as cohorts
+from fedjax_opt.core import cohorts as cohorts
 from fedjax_opt.engine.client import ClientResult as ClientResult
 from fedjax_opt.engine.client import Invitation as Invitation
 from fedjax_opt.engine.client import Observer as Observer

@@ -8,13 +8,15 @@ compiled round, a loop of one's own and a client in a deployment call the same f
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
 from fedjax_opt.core import trees
 from fedjax_opt.core.algorithm import Algorithm, Context, ProbeData
+from fedjax_opt.core.aliases import ClientState, Message, Number, Report, Tree, Upload
 from fedjax_opt.core.model import Model, Objective, Variables
 from fedjax_opt.engine.minibatches import Feed
 from fedjax_opt.engine.server import Total
@@ -43,26 +45,22 @@ class Invitation(NamedTuple):
     Example:
       >>> import jax
       >>> import fedjax_opt as fo
-      >>> model, data, optimum = fo.data.quadratics(num_clients=4, dimension=2)
       >>> algorithm = fo.fedavg(fo.optimizers.sgd(0.1))
       >>> state = fo.first_state(algorithm, {"x": jax.numpy.zeros(2)}, num_clients=4)
       >>> invitation = fo.Invitation(
       ...     algorithm.broadcast(state.server), round=0, id=2, num_steps=5, invited=1, num_clients=4,
       ...     key=fo.client_key(state.key, round_number=0, client=2),
       ... )
-      >>> result = fo.client_update(algorithm, model, fo.feed(data[2], 1), invitation)
-      >>> int(result.num_steps)
-      5
     """
 
-    message: Any
-    round: Any
-    id: Any
-    num_steps: Any
-    invited: Any
-    num_clients: Any
-    key: Any
-    report: Any = ()
+    message: Message
+    round: Number
+    id: Number
+    num_steps: jax.Array | int
+    invited: Number
+    num_clients: Number
+    key: chex.PRNGKey
+    report: Report = ()
 
 
 class ClientResult(NamedTuple):
@@ -81,16 +79,16 @@ class ClientResult(NamedTuple):
       observed: what observers noted, in their order; `()` without any.
     """
 
-    upload: Any
+    upload: Upload
     num_steps: jax.Array
-    num_examples: Any
+    num_examples: Number
     loss: jax.Array
-    state: Any
+    state: ClientState
     first_loss: jax.Array
     metrics: dict[str, jax.Array]
     bad_step: jax.Array
     example_weight: jax.Array
-    observed: tuple[Any, ...] = ()
+    observed: tuple[Tree, ...] = ()
 
 
 class Observer(NamedTuple):
@@ -102,9 +100,9 @@ class Observer(NamedTuple):
       end: (noted, local state, upload, context) -> what is handed out as `ClientResult.observed`.
     """
 
-    begin: Callable[[Any], Any]
-    step: Callable[..., Any]
-    end: Callable[..., Any]
+    begin: Callable[[Tree], Tree]
+    step: Callable[..., Tree]
+    end: Callable[..., Tree]
 
 
 class _Tally(NamedTuple):
@@ -117,7 +115,7 @@ class _Tally(NamedTuple):
     weight_sum: jax.Array
 
 
-def client_key(key: jax.Array, round_number: Any, client: Any) -> jax.Array:
+def client_key(key: chex.PRNGKey, round_number: Number, client: Number) -> chex.PRNGKey:
     """The key of a client in a round: a server's to make, since the run's key gives away all others.
 
     Args:
@@ -137,8 +135,12 @@ def client_key(key: jax.Array, round_number: Any, client: Any) -> jax.Array:
 
 
 def client_probe(
-    algorithm: Algorithm, model: Model, feed: Feed, invitation: Invitation, state: Any = ()
-) -> Any:
+    algorithm: Algorithm,
+    model: Model,
+    feed: Feed,
+    invitation: Invitation,
+    state: ClientState = (),
+) -> Report:
     """What a client reports before the work begins, for algorithms with a probe.
 
     Args:
@@ -157,17 +159,14 @@ def client_probe(
       >>> import fedjax_opt as fo
       >>> model, data, optimum = fo.data.quadratics(num_clients=4, dimension=2)
       >>> algorithm = fo.mime(fo.optimizers.sgd(0.1))
-      >>> server = algorithm.init(fo.Variables({"x": jax.numpy.zeros(2)}))
-      >>> invitation = fo.Invitation(
-      ...     algorithm.broadcast(server), round=0, id=2, num_steps=5, invited=1, num_clients=4,
-      ...     key=fo.client_key(jax.random.key(0), round_number=0, client=2),
-      ... )
+      >>> message = algorithm.broadcast(algorithm.init(fo.Variables({"x": jax.numpy.zeros(2)})))
+      >>> invitation = fo.Invitation(message, 0, 2, 5, 1, 4, jax.random.key(0))
       >>> fo.client_probe(algorithm, model, fo.feed(data[2], 1), invitation)["x"].shape
       (2,)
     """
     if algorithm.probe is None:
         raise ValueError("algorithm must have a probe to be probed; this one asks for no report.")
-    data = probe_data(model, feed, invitation.key, invitation.id)
+    data = probe_data(model, feed, invitation.key, jnp.asarray(invitation.id))
     return algorithm.probe(invitation.message, state, data)
 
 
@@ -176,8 +175,8 @@ def client_update(
     model: Model,
     feed: Feed,
     invitation: Invitation,
-    state: Any = (),
-    own_report: Any = (),
+    state: ClientState = (),
+    own_report: Report = (),
 ) -> ClientResult:
     """A client's work in a round: start, K local steps, finish.
 
@@ -197,14 +196,11 @@ def client_update(
       >>> import fedjax_opt as fo
       >>> model, data, optimum = fo.data.quadratics(num_clients=4, dimension=2)
       >>> algorithm = fo.fedavg(fo.optimizers.sgd(0.1))
-      >>> server = algorithm.init(fo.Variables({"x": jax.numpy.zeros(2)}))
-      >>> invitation = fo.Invitation(
-      ...     algorithm.broadcast(server), round=0, id=2, num_steps=5, invited=1, num_clients=4,
-      ...     key=fo.client_key(jax.random.key(0), round_number=0, client=2),
-      ... )
+      >>> message = algorithm.broadcast(algorithm.init(fo.Variables({"x": jax.numpy.zeros(2)})))
+      >>> invitation = fo.Invitation(message, 0, 2, 5, 1, 4, jax.random.key(0))
       >>> result = fo.client_update(algorithm, model, fo.feed(data[2], 1), invitation)
-      >>> result.upload.params["x"].shape
-      (2,)
+      >>> int(result.num_steps), result.upload.params["x"].shape
+      (5, (2,))
     """
     return client_job(algorithm, model, feed, invitation, state, own_report).whole()
 
@@ -214,10 +210,10 @@ def client_job(
     model: Model,
     feed: Feed,
     invitation: Invitation,
-    state: Any = (),
-    own_report: Any = (),
+    state: ClientState = (),
+    own_report: Report = (),
     observers: Sequence[Observer] = (),
-) -> Job:
+) -> Job[ClientResult]:
     """The work of `client_update` in steps, which can be laid down between two of them.
 
     Args:
@@ -238,23 +234,29 @@ def client_job(
       >>> import fedjax_opt as fo
       >>> model, data, optimum = fo.data.quadratics(num_clients=4, dimension=2)
       >>> algorithm = fo.fedavg(fo.optimizers.sgd(0.1))
-      >>> server = algorithm.init(fo.Variables({"x": jax.numpy.zeros(2)}))
-      >>> invitation = fo.Invitation(
-      ...     algorithm.broadcast(server), round=0, id=2, num_steps=5, invited=1, num_clients=4,
-      ...     key=fo.client_key(jax.random.key(0), round_number=0, client=2),
-      ... )
+      >>> message = algorithm.broadcast(algorithm.init(fo.Variables({"x": jax.numpy.zeros(2)})))
+      >>> invitation = fo.Invitation(message, 0, 2, 5, 1, 4, jax.random.key(0))
       >>> job = fo.client_job(algorithm, model, fo.feed(data[2], 1), invitation)
       >>> carry = job.begin()
       >>> for k in range(job.num_steps):
       ...     carry = job.step(carry, k)
       >>> result = job.finish(carry)
     """
-    context = _context(invitation, state, own_report)
-    return _job(algorithm, model, feed, invitation, context, observers)
-
-
-def _job(algorithm, model, feed, invitation, context, observers) -> Job:
-    num_steps = context.num_steps
+    # 1 for a client that takes no step, and counts for nothing: what divides by it stays finite.
+    num_steps = jnp.maximum(jnp.asarray(invitation.num_steps, jnp.int32), 1)
+    context = Context(
+        message=invitation.message,
+        client=state,
+        report=invitation.report,
+        own_report=own_report,
+        num_steps=num_steps,
+        step=jnp.zeros((), jnp.int32),
+        invited=jnp.asarray(invitation.invited, jnp.int32),
+        num_clients=jnp.asarray(invitation.num_clients, jnp.int32),
+        round=jnp.asarray(invitation.round, jnp.int32),
+        key=jax.random.fold_in(invitation.key, _OWN),
+        id=jnp.asarray(invitation.id, jnp.int32),
+    )
 
     def one_step(local, k):
         batch, mask = feed.draw(invitation.key, k)
@@ -265,29 +267,24 @@ def _job(algorithm, model, feed, invitation, context, observers) -> Job:
 
     def begin():
         local = algorithm.start(context.message, context.client)
-        loss, metrics = jax.eval_shape(
-            lambda local, k: _loss_and_metrics(one_step(local, k)[1]), local, jnp.int32(0)
-        )
-        nothing = _Tally(
-            loss_sum=jnp.zeros((), loss.dtype),
-            first_loss=jnp.zeros((), loss.dtype),
-            metric_sums=trees.zeros_like(metrics),
-            bad_step=jnp.full((), -1, jnp.int32),
-            weight_sum=jnp.zeros((), jnp.result_type(float)),
-        )
-        return local, nothing, tuple(observer.begin(local) for observer in observers)
+        shape = jax.eval_shape(lambda local, k: one_step(local, k)[1], local, jnp.int32(0))
+        loss, metrics = trees.zeros_like((shape.loss, shape.metrics))
+        weight = jnp.zeros((), jnp.result_type(float))
+        tally = _Tally(loss, loss, metrics, jnp.full((), -1, jnp.int32), weight)
+        return local, tally, tuple(observer.begin(local) for observer in observers)
 
     def step(carry, k):
         local, tally, noted = carry
         new, evaluation, around = one_step(local, k)
+        loss = evaluation.loss
         noted = tuple(
             observer.step(seen, local, new, *around)
             for observer, seen in zip(observers, noted, strict=True)
         )
-        bad = (tally.bad_step < 0) & ~jnp.isfinite(evaluation.loss)
+        bad = (tally.bad_step < 0) & ~jnp.isfinite(loss)
         tally = _Tally(
-            loss_sum=tally.loss_sum + evaluation.loss,
-            first_loss=jnp.where(k == 0, evaluation.loss, tally.first_loss),
+            loss_sum=tally.loss_sum + loss,
+            first_loss=jnp.where(k == 0, loss, tally.first_loss),
             metric_sums=trees.add(tally.metric_sums, evaluation.metrics),
             bad_step=jnp.where(bad, jnp.asarray(k, jnp.int32), tally.bad_step),
             weight_sum=tally.weight_sum + evaluation.weight,
@@ -340,27 +337,25 @@ def client_evaluate(model: Model, variables: Variables, feed: Feed) -> Total:
     """
     dtype = jnp.result_type(float)
 
-    def chunk(index):
+    def sums_of(index):
         batch, mask = feed.chunk(index)
         found = Objective(model, None, mask, index=index).evaluate(variables, batch)
         weight = jnp.asarray(found.weight, dtype)
-        sums = {"loss": found.loss, "metrics": found.metrics}
+        sums = found.metrics, found.loss
         return jax.tree.map(lambda x: weight * x.astype(dtype), sums), weight
 
-    zero = trees.zeros_like(jax.eval_shape(chunk, jnp.int32(0)))
-    sums, weight = counted_loop(feed.num_chunks, lambda s, i: trees.add(s, chunk(i)), zero)
-    nothing = jnp.zeros((), dtype)
-    return Total(sums["metrics"], weight, jnp.int32(1), nothing, sums["loss"])
+    zero = trees.zeros_like(jax.eval_shape(sums_of, jnp.int32(0)))
+    (metrics, loss), weight = counted_loop(
+        feed.num_chunks, lambda sums, i: trees.add(sums, sums_of(i)), zero
+    )
+    return Total(metrics, weight, jnp.int32(1), jnp.zeros((), dtype), loss)
 
 
-def probe_key(key: jax.Array) -> jax.Array:
-    """A client's key in a round -> the key of what its probe draws."""
-    return jax.random.fold_in(key, _PROBE)
-
-
-def probe_data(model: Model, feed: Feed, key: jax.Array, client: Any = None) -> ProbeData:
+def probe_data(
+    model: Model, feed: Feed, key: chex.PRNGKey, client: jax.Array | None = None
+) -> ProbeData:
     """The gradients of one client that a probe may ask for, by the client's key in the round."""
-    own_key, key = jax.random.fold_in(key, _OWN), probe_key(key)
+    own_key, key = jax.random.fold_in(key, _OWN), jax.random.fold_in(key, _PROBE)
     dtype = jnp.result_type(float)
 
     def gradient_of(variables, batch, mask, adjust):
@@ -385,24 +380,3 @@ def probe_data(model: Model, feed: Feed, key: jax.Array, client: Any = None) -> 
         return gradient_of(variables, batch, mask, adjust)[0]
 
     return ProbeData(full_gradient, minibatch_gradient, client, own_key)
-
-
-def _context(invitation: Invitation, state: Any, own_report: Any) -> Context:
-    return Context(
-        message=invitation.message,
-        client=state,
-        report=invitation.report,
-        own_report=own_report,
-        # 1 for a client that takes no step, and counts for nothing: what divides by it stays finite.
-        num_steps=jnp.maximum(jnp.asarray(invitation.num_steps, jnp.int32), 1),
-        step=jnp.zeros((), jnp.int32),
-        invited=jnp.asarray(invitation.invited, jnp.int32),
-        num_clients=jnp.asarray(invitation.num_clients, jnp.int32),
-        round=jnp.asarray(invitation.round, jnp.int32),
-        key=jax.random.fold_in(invitation.key, _OWN),
-        id=jnp.asarray(invitation.id, jnp.int32),
-    )
-
-
-def _loss_and_metrics(evaluation: Any) -> tuple[Any, Any]:
-    return evaluation.loss, evaluation.metrics

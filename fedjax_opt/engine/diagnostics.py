@@ -12,10 +12,9 @@
 
 The first two cost a pass over the model per client, the third one or two gradients per local step, the
 fourth a pass over all data per round, the fifth a pass over the client's test examples per local step,
-the last nothing that a codec does not do anyway. Momentum has a
-unit of its own in every algorithm (a gradient, a sum of them, a displacement), so its direction is
-compared: 0 is the gradient's, sqrt(2) is at a right angle to it, 2 is the opposite. It is NaN while
-there is no momentum yet.
+the last nothing that a codec does not do anyway. Momentum has a unit of its own in every algorithm (a
+gradient, a sum of them, a displacement), so its direction is compared: 0 is the gradient's, sqrt(2) is
+at a right angle to it, 2 is the opposite. It is NaN while there is no momentum yet.
 
 References:
   Mills et al. Accelerating federated learning with a global biased optimiser. 2022. Figure 1 and
@@ -25,13 +24,15 @@ References:
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_opt.core import messages, trees
 from fedjax_opt.core.algorithm import Uniform, get_variables
+from fedjax_opt.core.aliases import Params, ServerState, Tree
+from fedjax_opt.core.model import Variables
 from fedjax_opt.engine.client import Observer
 
 NAMES = (
@@ -70,31 +71,66 @@ class Observed(NamedTuple):
       kept: what is kept of each client.
     """
 
-    averaged: dict[str, Any]
-    kept: dict[str, Any]
+    averaged: dict[str, Tree]
+    kept: dict[str, Tree]
 
 
-def observers(names: tuple[str, ...], reference: Any) -> tuple[Observer, ...]:
+def observers(names: tuple[str, ...], reference: Params) -> tuple[Observer, ...]:
     """Who looks on at a client's work for these diagnostics.
 
-    Args:
-      names: checked names.
-      reference: the server's parameters. `client_distance` compares directions by their difference to
-        that of these, which must be the same for all clients, whatever message each has started from.
+    `client_distance` compares directions by their difference to that of a reference, the server's
+    parameters: the same for all clients, whatever message each has started from.
     """
-    found = []
-    if "client_distance" in names:
-        found.append(_distance(reference))
-    if "client_update_norm" in names:
-        found.append(Observer(_start_params, _unchanged, _update_norm))
-    if "perturbation_norm" in names:
-        found.append(Observer(_no_perturbation, _perturbed, _perturbation))
-    if "upload_bytes" in names:
-        found.append(Observer(_nothing, _unchanged, _upload_bytes))
-    return tuple(found)
+
+    def nothing(local):
+        del local
+        return ()
+
+    def unchanged(noted, *step):
+        del step
+        return noted
+
+    def distance(noted, local, upload, context):
+        # Differences of unit vectors to a common one: close models lose no digits.
+        away = trees.subtract(_unit(get_variables(local).params), _unit(reference))
+        return Observed({"away": Uniform((away, trees.squared_norm(away)))}, {})
+
+    def start_params(local):
+        return get_variables(local).params
+
+    def update_norm(start, local, upload, context):
+        moved = trees.subtract(get_variables(local).params, start)
+        return Observed({}, {"client_update_norm": trees.norm(moved)})
+
+    def no_perturbation(local):
+        start = get_variables(local)
+        return start, trees.zeros_like(start.params)
+
+    def perturbed(noted, before, after, objective, batch, context):
+        start, total = noted
+        here, there = (objective.gradient(v, batch)[0] for v in (get_variables(before), start))
+        share = trees.reciprocal(context.num_steps)
+        return start, trees.add_scaled(total, share, trees.subtract(here, there))
+
+    def perturbation(noted, local, upload, context):
+        return Observed({"perturbation": noted[1]}, {})
+
+    def upload_bytes(noted, local, upload, context):
+        size = messages.num_bytes(upload) + messages.num_bytes(context.report)
+        return Observed({"upload_bytes": Uniform(jnp.asarray(size, jnp.result_type(float)))}, {})
+
+    by_name = {
+        "client_distance": Observer(nothing, unchanged, distance),
+        "client_update_norm": Observer(start_params, unchanged, update_norm),
+        "perturbation_norm": Observer(no_perturbation, perturbed, perturbation),
+        "upload_bytes": Observer(nothing, unchanged, upload_bytes),
+    }
+    return tuple(observer for name, observer in by_name.items() if name in names)
 
 
-def own_test(measure: Callable[[Any], dict[str, Any]], num_steps: Any) -> Observer:
+def own_test(
+    measure: Callable[[Variables], dict[str, jax.Array]], num_steps: jax.Array | int
+) -> Observer:
     """Notes what a function says of a client's model: at its start and after each step.
 
     Where the number of steps is not known beforehand, at its start and at its end.
@@ -113,11 +149,9 @@ def own_test(measure: Callable[[Any], dict[str, Any]], num_steps: Any) -> Observ
         return {name: values.at[place].set(found[name]) for name, values in noted.items()}
 
     def step(noted, before, after, objective, batch, context):
-        del before, objective, batch
         return written(noted, after, context.step + 1) if every else noted
 
     def end(noted, local, upload, context):
-        del upload, context
         return Observed({}, noted if every else written(noted, local, 1))
 
     return Observer(begin, step, end)
@@ -132,63 +166,17 @@ def joined(observed: Sequence[Observed]) -> Observed:
     return Observed(averaged, kept)
 
 
-def _distance(reference):
-    def end(noted, local, upload, context):
-        del noted, upload, context
-        # Differences of unit vectors to a common one: close models lose no digits.
-        away = trees.subtract(_unit(get_variables(local).params), _unit(reference))
-        return Observed({"away": Uniform((away, trees.squared_norm(away)))}, {})
-
-    return Observer(_nothing, _unchanged, end)
-
-
-def _nothing(local):
-    del local
-    return ()
-
-
-def _start_params(local):
-    return get_variables(local).params
-
-
-def _unchanged(noted, before, after, objective, batch, context):
-    del before, after, objective, batch, context
-    return noted
-
-
-def _update_norm(start, local, upload, context):
-    del upload, context
-    moved = trees.subtract(get_variables(local).params, start)
-    return Observed({}, {"client_update_norm": jnp.sqrt(trees.squared_norm(moved))})
-
-
-def _no_perturbation(local):
-    start = get_variables(local)
-    return start, trees.zeros_like(start.params)
-
-
-def _perturbed(noted, before, after, objective, batch, context):
-    del after
-    start, total = noted
-    here, there = (objective.gradient(v, batch)[0] for v in (get_variables(before), start))
-    share = trees.reciprocal(context.num_steps)
-    return start, trees.add_scaled(total, share, trees.subtract(here, there))
-
-
-def _perturbation(noted, local, upload, context):
-    del local, upload, context
-    return Observed({"perturbation": noted[1]}, {})
-
-
-def _upload_bytes(noted, local, upload, context):
-    del noted, local
-    size = messages.num_bytes(upload) + messages.num_bytes(context.report)
-    return Observed({"upload_bytes": Uniform(jnp.asarray(size, jnp.result_type(float)))}, {})
-
-
-def of_round(averaged: Any, kept: Any, present: jax.Array) -> dict[str, jax.Array]:
+def of_round(
+    averaged: dict[str, Tree], kept: dict[str, jax.Array], present: jax.Array
+) -> dict[str, jax.Array]:
     """The diagnostics of a round, by name."""
-    found = {name: _where(present, value) for name, value in kept.items()}
+    found = {}
+    for (
+        name,
+        values,
+    ) in kept.items():  # of each client a number, then 0 for who was absent; or a curve
+        here, absent = (present, 0) if values.ndim == 1 else (present[:, None], jnp.nan)
+        found[name] = jnp.where(here, values, absent)
     if "away" in averaged:
         mean, mean_square = averaged["away"]
         # The mean over pairs of ||u_i - u_j||^2 / 2, which is 1 - cos, from two sums over clients.
@@ -196,32 +184,24 @@ def of_round(averaged: Any, kept: Any, present: jax.Array) -> dict[str, jax.Arra
         spread = jnp.maximum(mean_square - trees.squared_norm(mean), 0)
         found["client_distance"] = spread * count / jnp.maximum(count - 1, 1)
     if "perturbation" in averaged:
-        found["perturbation_norm"] = jnp.sqrt(trees.squared_norm(averaged["perturbation"]))
+        found["perturbation_norm"] = trees.norm(averaged["perturbation"])
     if "upload_bytes" in averaged:
         found["upload_bytes"] = averaged["upload_bytes"]
     return found
 
 
-def _where(present: jax.Array, values: jax.Array) -> jax.Array:
-    """What clients noted: a number, 0 for whoever was absent; or a curve, then NaN."""
-    if values.ndim == 1:
-        return jnp.where(present, values, 0)
-    return jnp.where(present[:, None], values, jnp.nan)
-
-
-def momentum_deviation(server: Any, gradient: Any) -> jax.Array:
+def momentum_deviation(server: ServerState, gradient: Params) -> jax.Array:
     """The distance of the directions of the server's momentum and of the full gradient."""
     momentum = gradient_estimate(server)
     # Leaves that are private are holes in the server's state.
     gradient = jax.tree.map(
         lambda m, g: None if m is None else g, momentum, gradient, is_leaf=lambda m: m is None
     )
-    nothing = trees.squared_norm(momentum) == 0
-    apart = jnp.sqrt(trees.squared_norm(trees.subtract(_unit(momentum), _unit(gradient))))
-    return jnp.where(nothing, jnp.nan, apart)
+    apart = trees.norm(trees.subtract(_unit(momentum), _unit(gradient)))
+    return jnp.where(trees.squared_norm(momentum) == 0, jnp.nan, apart)
 
 
-def gradient_estimate(server: Any) -> Any:
+def gradient_estimate(server: ServerState) -> Params:
     """What a server state believes the gradient to be, up to a positive factor.
 
     It is the property `gradient_estimate` of the state, of its optimiser's statistics, or of what it
@@ -241,6 +221,6 @@ def gradient_estimate(server: Any) -> Any:
     )
 
 
-def _unit(tree: Any) -> Any:
-    norm = jnp.sqrt(trees.squared_norm(tree))
+def _unit(tree: Tree) -> Tree:
+    norm = trees.norm(tree)
     return trees.scale(1 / jnp.where(norm > 0, norm, 1), tree)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,8 @@ from jax.tree_util import Partial
 
 from fedjax_opt.core import checks, trees
 from fedjax_opt.core.algorithm import Algorithm, as_partial
-from fedjax_opt.core.client_data import in_memory
+from fedjax_opt.core.aliases import ClientState, Examples, Number, ServerState
+from fedjax_opt.core.client_data import ClientData, in_memory
 from fedjax_opt.core.model import Model, Objective, Variables
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.engine.minibatches import steps_per_epoch
@@ -20,7 +20,7 @@ from fedjax_opt.execution.client_table import ClientRows
 
 
 def evaluate(
-    model: Model, variables: Variables, examples: Any, batch_size: int = 256
+    model: Model, variables: Variables, examples: Examples, batch_size: int = 256
 ) -> dict[str, jax.Array]:
     """The mean loss and metrics of a model over a data set.
 
@@ -42,17 +42,21 @@ def evaluate(
       >>> sorted(fo.evaluate(model, fo.Variables({"x": jnp.zeros(2)}), data))
       ['loss']
     """
-    if not in_memory(examples):
-        raise ValueError(
-            "examples must be in memory for evaluate, but these are in files. To have all of them in"
-            " memory, select all clients: clients[:]."
-        )
+    _refuse_files("examples", examples)
     examples = getattr(examples, "examples", examples)
     (total,) = checks.leading_axes("examples", examples, (None,), "n")
     if total == 0:
         raise ValueError("examples must hold at least one example to evaluate, got none.")
     batch_size = min(checks.integer("batch_size", batch_size, low=1), total)
     return _evaluate(model, variables, examples, batch_size)
+
+
+def _refuse_files(name: str, examples: Examples) -> None:
+    if not in_memory(examples):
+        raise ValueError(
+            f"{name} must be in memory to be evaluated, but these examples are in files. To have all of"
+            " them in memory, select all clients: clients[:]."
+        )
 
 
 @partial(jax.jit, static_argnames="batch_size")
@@ -99,7 +103,7 @@ def _everyones(variables, client):
     return variables
 
 
-def _own(personal, server, clients, client):
+def _own(personal, server: ServerState, clients: ClientState, client: Number):
     if isinstance(clients, ClientRows):
         known = not checks.is_traced(client, clients)
         return personal(
@@ -118,8 +122,8 @@ _own.num_clients = _stacked_clients
 
 def evaluate_clients(
     model: Model,
-    variables: Variables | Callable[[Any], Variables],
-    data: Any,
+    variables: Variables | Callable[[Number], Variables],
+    data: ClientData,
     batch_size: int = 64,
 ) -> dict[str, jax.Array]:
     """The mean loss and metrics on each client's own examples.
@@ -141,24 +145,19 @@ def evaluate_clients(
       >>> fo.evaluate_clients(model, fo.Variables({"x": jnp.zeros(2)}), data)["loss"].shape
       (3,)
     """
-    if not in_memory(data):
-        raise ValueError(
-            "data must be in memory for evaluate_clients, but these examples are in files. To have all"
-            " of them in memory, select all clients: clients[:]."
-        )
+    _refuse_files("data", data)
     sizes = np.asarray(data.sizes)
     largest = int(np.max(sizes, initial=1))
     batch_size = min(checks.integer("batch_size", batch_size, low=1), largest)
     full = not np.any(sizes % batch_size)
-    if isinstance(variables, Variables):
-        variables = Partial(_everyones, variables)
-    return evaluate_each(as_partial(variables), data, model, batch_size, full)
+    own = Partial(_everyones, variables) if isinstance(variables, Variables) else variables
+    return evaluate_each(as_partial(own), data, model, batch_size, full)
 
 
 @partial(jax.jit, static_argnames=("batch_size", "full"))
 def evaluate_each(
-    variables_of: Partial, data: Any, model: Model, batch_size: int, full: bool = False
-):
+    variables_of: Partial, data: ClientData, model: Model, batch_size: int, full: bool = False
+) -> dict[str, jax.Array]:
     """The mean loss and metrics of client i's own model, `variables_of(i)`, on its own examples."""
 
     def one_client(feed):
@@ -173,9 +172,9 @@ def evaluate_each(
 def mean_over_rows(
     model: Model,
     variables: Variables,
-    examples: Any,
-    offset: Any,
-    size: Any,
+    examples: Examples,
+    offset: Number,
+    size: Number,
     batch_size: int = 64,
     full: bool = False,
 ) -> dict[str, jax.Array]:

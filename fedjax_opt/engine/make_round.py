@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_opt.core import checks
+from fedjax_opt.core import checks, trees
 from fedjax_opt.core.algorithm import Algorithm, check_algorithm
+from fedjax_opt.core.aliases import Batch, Tree, Values
 from fedjax_opt.core.guard import Guard, check_guard
 from fedjax_opt.core.info import Info
 from fedjax_opt.core.model import Model
@@ -93,50 +95,56 @@ def make_round(
 
     def round_fn(
         state: FederatedState,
-        cohort: Any,
-        batches: Any,
-        weights: Any = None,
-        num_steps: Any = None,
+        cohort: Values,
+        batches: Batch,
+        weights: Values | None = None,
+        num_steps: Values | None = None,
         *,
-        mask: Any = None,
-        probe_batches: Any = None,
-        probe_mask: Any = None,
+        mask: chex.Array | None = None,
+        probe_batches: Batch | None = None,
+        probe_mask: chex.Array | None = None,
     ) -> tuple[FederatedState, Info]:
         if strategy.mesh is not None and not checks.is_traced(state):
             state = strategies.place(state, strategy)  # else its return would compile once more
-        given = (batches, mask, probe_batches, probe_mask)
-        inputs = _check(algorithm, state, cohort, given, weights, num_steps)
+        ids = _check_cohort(state, cohort)
+        given = _Given(batches, mask, probe_batches, probe_mask)
+        given, num_steps = _check_given(algorithm, given, ids, num_steps)
+        inputs = state, ids, given, _check_weights(weights, len(ids)), num_steps
 
         def compiled(option):
-            abstract = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)),
-                (algorithm, model, guard, state, *inputs),
-            )
-            return _compiled.lower(*abstract, strategy=option, watch=watch).compile()
+            shapes = trees.shapes_of((algorithm, model, guard, *inputs))
+            return _compiled.lower(*shapes, strategy=option, watch=watch).compile()
 
-        shapes = tuple((x.shape, x.dtype) for x in jax.tree.leaves((state.server, inputs)))
+        shapes = tuple((x.shape, x.dtype) for x in jax.tree.leaves((state.server, inputs[1:])))
         if shapes not in settled:
             check_state(algorithm, state)
             settled[shapes] = strategy
             if strategy.name == "auto" or strategy.memory_limit is not None:
-                settled[shapes] = memory.fit(strategy, len(inputs[0]), compiled, inputs, state)
-        return _compiled(
-            algorithm, model, guard, state, *inputs, strategy=settled[shapes], watch=watch
-        )
+                settled[shapes] = memory.fit(strategy, len(ids), compiled, inputs[1:], state)
+        return _compiled(algorithm, model, guard, *inputs, strategy=settled[shapes], watch=watch)
 
     return round_fn
+
+
+class _Given(NamedTuple):
+    """The minibatches of a cohort `[S, ...]`, or of one client of it."""
+
+    batches: Batch
+    mask: chex.Array | None
+    probe_batches: Batch | None
+    probe_mask: chex.Array | None
 
 
 @partial(jax.jit, static_argnames=("strategy", "watch"))
 def _compiled(
     algorithm, model, guard, state, cohort, given, weights, num_steps, *, strategy, watch
 ):
-    size, steps = jax.tree.leaves(given[0])[0].shape[:2]
+    size, steps = jax.tree.leaves(given.batches)[0].shape[:2]
     static_steps = steps if num_steps is None else None
     num_steps = jnp.broadcast_to(
         jnp.asarray(steps if num_steps is None else num_steps, jnp.int32), (size,)
     )
-    weights = jnp.ones(size) if weights is None else near_one(weights)
+    weights = jnp.ones(size) if weights is None else _near_one(weights)
     return federated_round(
         algorithm,
         model,
@@ -148,7 +156,7 @@ def _compiled(
     )
 
 
-def _given_feed(shared, given):
+def _given_feed(shared: Tree, given: _Given) -> Feed:
     """The feed of a client whose minibatches were given."""
     del shared
     batches, mask, probe_batches, probe_mask = given
@@ -182,101 +190,97 @@ def _row_of(batches, mask, index):
     return jax.tree.map(lambda x: x[rows], batch), mask
 
 
-def _check(algorithm, state, cohort, given, weights, num_steps):
+def _check_given(
+    algorithm: Algorithm, given: _Given, cohort: jax.Array, num_steps: Values | None
+) -> tuple[_Given, jax.Array | None]:
+    """Minibatches and numbers of steps as arrays that fit together, and leave no client empty."""
     batches, mask, probe_batches, probe_mask = given
-    cohort = check_cohort(state, cohort)
-    (size,) = cohort.shape
-    _, steps, rows = checks.leading_axes("batches", batches, (size, None, None), "SKB")
-    if steps < 1 or rows < 1:
+    axes = checks.leading_axes("batches", batches, (len(cohort), None, None), "SKB")
+    if 0 in axes:
         raise ValueError(
-            f"batches must hold at least one step and one row, got [K={steps}, B={rows}]."
+            f"batches must hold at least one step and one row, got [K={axes[1]}, B={axes[2]}]."
         )
+    if num_steps is not None:
+        num_steps = _check_num_steps(num_steps, *axes[:2])
+    taken = None  # K of each client, where that is known
+    if not checks.is_traced(cohort, mask, probe_mask, num_steps):
+        taken = np.broadcast_to(axes[1] if num_steps is None else num_steps, cohort.shape)
     if mask is not None:
-        mask = _check_mask("mask", mask, (size, steps, rows))
+        mask = _check_mask("mask", mask, axes, cohort, taken)
     if algorithm.probe is not None:
         if probe_batches is None:
             raise ValueError(
                 "probe_batches must be given: this algorithm asks each client for a gradient at the"
                 " broadcast model before local work begins."
             )
-        axes = checks.leading_axes("probe_batches", probe_batches, (size, None, None), "SPB")
+        axes = checks.leading_axes("probe_batches", probe_batches, (len(cohort), None, None), "SPB")
         if jax.tree.structure(probe_batches) != jax.tree.structure(batches):
             raise ValueError(
                 "probe_batches must have the tree structure of batches,"
                 f" {jax.tree.structure(batches)}, got {jax.tree.structure(probe_batches)}."
             )
         if probe_mask is not None:
-            probe_mask = _check_mask("probe_mask", probe_mask, axes)
-    weights = check_weights(weights, size)
-    if num_steps is not None:
-        num_steps = check_num_steps(num_steps, size, steps)
-    _check_nobody_is_empty(cohort, mask, probe_mask, num_steps)
-    parts = jax.tree.map(jnp.asarray, (batches, mask, probe_batches, probe_mask))
-    return cohort, parts, weights, num_steps
+            probe_mask = _check_mask("probe_mask", probe_mask, axes, cohort, taken)
+    given = _Given(batches, mask, probe_batches, probe_mask)
+    return jax.tree.map(jnp.asarray, given), num_steps
 
 
-def _check_mask(name: str, mask: Any, shape: tuple[int, ...]) -> jax.Array:
+def _check_mask(
+    name: str,
+    mask: chex.Array,
+    shape: tuple[int, ...],
+    cohort: jax.Array,
+    taken: np.ndarray | None,
+) -> jax.Array:
+    """A mask that leaves every client something to learn from: zeros would count in every mean."""
     if jnp.shape(mask) != shape:
         raise ValueError(
             f"{name} must have one entry per row of the batches, {list(shape)}, got shape"
             f" {list(jnp.shape(mask))}."
         )
-    return jnp.asarray(mask, bool)
-
-
-def _check_nobody_is_empty(cohort: Any, mask: Any, probe_mask: Any, num_steps: Any) -> None:
-    """Refuses masks that leave a client nothing to learn from: its zeros would count in every mean."""
-    if checks.is_traced(cohort, mask, probe_mask, num_steps):
-        return
-    taken = np.broadcast_to(np.inf if num_steps is None else np.asarray(num_steps), cohort.shape)
-    if mask is not None:
-        rows = np.any(mask, axis=2)
-        empty = np.argwhere(~rows & (np.arange(rows.shape[1]) < taken[:, None]))
+    if taken is not None:
+        filled = np.any(mask, axis=2)
+        needed = np.arange(filled.shape[1]) < taken[:, None]
+        if name == "probe_mask":  # in any part of the client's data
+            filled, needed = filled.any(axis=1, keepdims=True), taken[:, None] > 0
+        empty = np.argwhere(needed & ~filled)
         if len(empty):
             place, step = empty[0]
             raise ValueError(
-                "mask must leave a row in every step that a client takes, got none for client"
+                f"{name} must leave a row in every step that a client takes, got none for client"
                 f" {cohort[place]} in step {step}. num_steps says how many steps each client takes, 0"
                 " for one that has no data."
             )
-    if probe_mask is not None:
-        empty = np.flatnonzero(~np.any(probe_mask, axis=(1, 2)) & (taken > 0))
-        if len(empty):
-            raise ValueError(
-                "probe_mask must leave a row for every client that takes part, got none for client"
-                f" {cohort[empty[0]]}. num_steps is 0 for a client that has no data."
-            )
+    return jnp.asarray(mask, bool)
 
 
-def check_cohort(state: FederatedState, cohort: Any) -> jax.Array:
+def _check_cohort(state: FederatedState, cohort: Values) -> jax.Array:
     """Client ids as int32 `[S]`: in the population, and no id twice where clients keep state."""
-    cohort = checks.as_array("cohort", cohort)
+    cohort = checks.whole_array("cohort", cohort)
     if jnp.ndim(cohort) != 1 or jnp.size(cohort) == 0:
         raise ValueError(f"cohort must be a list of client ids [S], got shape {jnp.shape(cohort)}.")
-    if not jnp.issubdtype(jnp.result_type(cohort), jnp.integer):
-        raise ValueError(f"cohort must hold integers, got {jnp.result_type(cohort)}.")
     if not checks.is_traced(cohort, state.num_clients):
-        ids, population = np.asarray(cohort), int(state.num_clients)
-        stateful = bool(jax.tree.leaves(state.clients))
-        if stateful and len(np.unique(ids)) < len(ids):
-            repeated = sorted({int(i) for i in ids if np.sum(ids == i) > 1})
+        population = int(state.num_clients)
+        found, counts = np.unique(np.asarray(cohort), return_counts=True)
+        if jax.tree.leaves(state.clients) and counts.max() > 1:
             raise ValueError(
-                f"cohort must not repeat a client whose state is kept, got {repeated} more than"
-                " once: both copies would write to the same state."
+                "cohort must not repeat a client whose state is kept, got"
+                f" {found[counts > 1].tolist()} more than once: both copies would write to the same"
+                " state."
             )
-        if len(ids) > population:
+        if len(cohort) > population:
             raise ValueError(
                 f"cohort must not be larger than the population of {population} clients, got"
-                f" {len(ids)} ids."
+                f" {len(cohort)} ids."
             )
-        if ids.min() < 0 or ids.max() >= population:
+        if found[0] < 0 or found[-1] >= population:
             raise ValueError(
-                f"cohort must hold ids in [0, {population - 1}], got {ids.min()} to {ids.max()}."
+                f"cohort must hold ids in [0, {population - 1}], got {found[0]} to {found[-1]}."
             )
     return jnp.asarray(cohort, jnp.int32)
 
 
-def check_weights(weights: Any, size: int) -> jax.Array | None:
+def _check_weights(weights: Values, size: int) -> jax.Array | None:
     """Aggregation weights `[S]`: finite, not negative, not all zero."""
     if weights is None:
         return None
@@ -286,17 +290,15 @@ def check_weights(weights: Any, size: int) -> jax.Array | None:
             f"weights must have one entry per client, [{size}], got shape {jnp.shape(weights)}."
         )
     if not checks.is_traced(weights):
-        known = np.asarray(weights, np.float64)
-        if not np.all(np.isfinite(known)):
-            raise ValueError(f"weights must be finite, got {known}.")
-        if known.min() < 0 or known.sum() == 0:
-            raise ValueError(f"weights must be at least 0 and not all 0, got {known}.")
-        # Here, where they may be float64: 1e-40 would be 0 in float32.
-        weights = near_one(known)
+        # Scaled here, where they may be float64: 1e-40 would be 0 in float32.
+        known = np.asarray(checks.number("weights", weights, low=0.0, open_high=True), np.float64)
+        if not np.any(known):
+            raise ValueError(f"weights must not all be 0, got {known}.")
+        weights = _near_one(known)
     return jnp.asarray(weights, jnp.result_type(float))
 
 
-def near_one(weights: Any) -> Any:
+def _near_one(weights: Any) -> Any:
     """The weights times a power of two, by which the largest comes to lie in [1/2, 1).
 
     Means are the same to the bit, but no sum overflows, and none is lost because it is too small.
@@ -304,24 +306,16 @@ def near_one(weights: Any) -> Any:
     if isinstance(weights, np.ndarray):
         return np.ldexp(weights, -np.frexp(np.max(weights))[1])
     _, exponent = jnp.frexp(jnp.max(jax.lax.stop_gradient(weights)))
-    return jnp.ldexp(weights, -exponent)
+    return jnp.ldexp(jnp.asarray(weights), -exponent)
 
 
-def check_num_steps(num_steps: Any, size: int, steps: int) -> jax.Array:
+def _check_num_steps(num_steps: Values, size: int, steps: int) -> jax.Array:
     """Local steps between 1 and the K that the batches hold; in `[S]` 0 for who never reported."""
-    num_steps = checks.as_array("num_steps", num_steps)
+    given, num_steps = num_steps, checks.whole_array("num_steps", num_steps)
     if jnp.shape(num_steps) not in ((), (size,)):
         raise ValueError(
             f"num_steps must be an int or have one entry per client, [{size}], got shape"
             f" {jnp.shape(num_steps)}."
         )
-    if not jnp.issubdtype(jnp.result_type(num_steps), jnp.integer):
-        raise ValueError(f"num_steps must be whole, got {jnp.result_type(num_steps)}.")
-    if not checks.is_traced(num_steps):
-        known = np.asarray(num_steps)
-        if known.min() < (0 if known.ndim else 1) or known.max() > steps:
-            raise ValueError(
-                f"num_steps must lie between 1 and {steps}, the steps that batches hold (or be 0 in a"
-                f" list, for a client that never reported), got {num_steps}."
-            )
+    checks.number("num_steps", given, low=0 if jnp.ndim(num_steps) else 1, high=steps)
     return jnp.minimum(jnp.asarray(num_steps, jnp.int32), steps)

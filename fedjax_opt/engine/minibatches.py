@@ -4,18 +4,25 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from fedjax_opt.core import checks
 from fedjax_opt.core.algorithm import StaticInt
+from fedjax_opt.core.aliases import Batch, Examples, Number, Tree
+from fedjax_opt.core.client_data import ClientData
 from fedjax_opt.core.federation import BATCHINGS, REMAINDERS
 from fedjax_opt.core.permutation import permuted
 from fedjax_opt.execution.placement import PerDevice
 
 # Keeps the stream that chooses rows apart from the one that a model's dropout uses.
 _ROWS = 2**31 - 3
+
+
+# And which of its rows count; None: all.
+Minibatch = tuple[Batch, jax.Array | None]
 
 
 class Feed(NamedTuple):
@@ -29,11 +36,11 @@ class Feed(NamedTuple):
       num_examples: n_i.
     """
 
-    draw: Callable[..., Any]
-    chunk: Callable[..., Any]
-    num_chunks: Any
-    extra: Callable[..., Any]
-    num_examples: Any
+    draw: Callable[[chex.PRNGKey, Number], Minibatch]
+    chunk: Callable[[Number], Minibatch]
+    num_chunks: jax.Array | int
+    extra: Callable[[chex.PRNGKey], Minibatch]
+    num_examples: Number
 
 
 class Feeds(NamedTuple):
@@ -45,13 +52,13 @@ class Feeds(NamedTuple):
       own: what differs between clients, `[S, ...]`.
     """
 
-    of: Callable[[Any, Any], Feed]
-    shared: Any
-    own: Any
+    of: Callable[[Tree, Tree], Feed]
+    shared: Tree
+    own: Tree
 
 
 def feed(
-    examples: Any, batch_size: int = 32, batching: str = "shuffled", remainder: str = "exact"
+    examples: Examples, batch_size: int = 32, batching: str = "shuffled", remainder: str = "exact"
 ) -> Feed:
     """A client's own examples as what `client_update` learns from.
 
@@ -92,7 +99,7 @@ def feed(
 
 
 def feeds_from_data(
-    data: Any,
+    data: ClientData,
     cohort: jax.Array,
     batch_size: int,
     batching: str,
@@ -104,25 +111,17 @@ def feeds_from_data(
     'replacement' draws each row independently. 'shuffled' walks through a random permutation of the
     client's rows, a new one in every epoch and round; the last minibatch of an epoch holds what is
     left. Its empty rows repeat rows of the same client, so that batch statistics stay sensible, and are
-    masked out of the loss.
-
-    Args:
-      data: has `examples` (flat), `offsets` and `sizes`.
-      cohort: ids `[S]`.
-      batch_size: B.
-      batching: 'shuffled' or 'replacement'.
-      full: whether nothing has to be masked: every client's size is a multiple of B, or what is left of
-        an epoch is dropped.
-      num_chunks: how many minibatches hold all of a client's rows, if that is the same for all: a pass
-        over them is then a loop of known length, which can be differentiated.
+    masked out of the loss: unless nothing has to be masked (`full`), since every client's size is a
+    multiple of B, or what is left of an epoch is dropped. If all clients are known to have as many
+    chunks, a pass over them is a loop of known length, which can be differentiated.
     """
     of = partial(rows_feed, batch_size, batching, full, num_chunks)
-    sizes = jnp.asarray(data.sizes)[cohort]
-    if isinstance(data.examples, PerDevice):
+    sizes, offsets = jnp.asarray(data.sizes)[cohort], data.offsets
+    if isinstance(data.examples, PerDevice) and isinstance(offsets, PerDevice):
         # Each device has its own part of the examples, so it looks up itself where a client's begin.
-        own = PerDevice((data.examples.tree, data.offsets.tree))
+        own = PerDevice((data.examples.tree, offsets.tree))
         return Feeds(partial(_of_this_device, of), own, (cohort, sizes))
-    return Feeds(of, data.examples, (jnp.asarray(data.offsets)[cohort], sizes))
+    return Feeds(of, data.examples, (jnp.asarray(offsets)[cohort], sizes))
 
 
 def steps_per_epoch(sizes: Any, batch_size: int, full: bool = False) -> Any:
@@ -131,22 +130,23 @@ def steps_per_epoch(sizes: Any, batch_size: int, full: bool = False) -> Any:
 
 
 def rows_feed(
-    batch_size: int, batching: str, full: bool, num_chunks: int | None, examples: Any, place: Any
+    batch_size: int,
+    batching: str,
+    full: bool,
+    num_chunks: int | None,
+    examples: Examples,
+    place: tuple[jax.Array, jax.Array],
 ) -> Feed:
     """The feed of a client whose rows are `size` of the examples, from `offset` on: (offset, size)."""
     # Numbers that are compiled in, also where the feed is an argument of a compiled function.
     rows, whole = StaticInt(batch_size), StaticInt(full)
     draw = _shuffled if batching == "shuffled" else _with_replacement
     known = rows, whole, examples, place
-    return Feed(
-        draw=Partial(draw, *known),
-        chunk=Partial(_chunk, *known),
-        num_chunks=steps_per_epoch(place[1], batch_size, full)
-        if num_chunks is None
-        else StaticInt(num_chunks),
-        extra=Partial(_first, Partial(draw), *known),
-        num_examples=place[1],
-    )
+    chunks = steps_per_epoch(place[1], batch_size, full)
+    if num_chunks is not None:
+        chunks = StaticInt(num_chunks)
+    next_rows = Partial(draw, *known)
+    return Feed(next_rows, Partial(_chunk, *known), chunks, Partial(_first, next_rows), place[1])
 
 
 def _of_this_device(of, own, client_and_size):
@@ -179,8 +179,8 @@ def _chunk(batch_size, full, examples, place, index):
     return _gather(examples, offset + positions % size), None if full else positions < size
 
 
-def _first(draw, batch_size, full, examples, place, key):
-    return draw(batch_size, full, examples, place, key, jnp.zeros((), jnp.int32))
+def _first(draw, key):
+    return draw(key, jnp.zeros((), jnp.int32))
 
 
 def _gather(examples, rows):

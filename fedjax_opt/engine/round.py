@@ -7,23 +7,40 @@ a cohort by a function of `execution`, which sums the `Total` and stacks a `_Row
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
+from fedjax_opt.core import guard as guards
 from fedjax_opt.core import trees
-from fedjax_opt.core.algorithm import Algorithm, Situation, Stacked, get_variables
+from fedjax_opt.core.algorithm import (
+    Aggregator,
+    Algorithm,
+    Situation,
+    Stacked,
+    get_variables,
+    received,
+    sent,
+)
+from fedjax_opt.core.aliases import ClientState, Contribution, Message, Params, Report, Tree
+from fedjax_opt.core.client_data import ClientData
 from fedjax_opt.core.guard import Faults, Guard
 from fedjax_opt.core.info import Info
-from fedjax_opt.core.messages import received, sent
-from fedjax_opt.core.model import Model
+from fedjax_opt.core.model import Model, Variables
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.engine import diagnostics
-from fedjax_opt.engine import guard as guards
-from fedjax_opt.engine.client import ClientResult, Invitation, client_job, client_probe, probe_data
+from fedjax_opt.engine.client import (
+    ClientResult,
+    Invitation,
+    Observer,
+    client_job,
+    client_probe,
+    probe_data,
+)
 from fedjax_opt.engine.evaluate import mean_over_rows
-from fedjax_opt.engine.minibatches import Feeds
+from fedjax_opt.engine.minibatches import Feed, Feeds
 from fedjax_opt.engine.server import (
     ServerInfo,
     Total,
@@ -31,7 +48,6 @@ from fedjax_opt.engine.server import (
     report_contribution,
     server_probe,
     server_update,
-    streams,
     weighted,
 )
 from fedjax_opt.execution import client_table, placement
@@ -58,9 +74,9 @@ class Cohort(NamedTuple):
     ids: jax.Array
     weights: jax.Array
     num_steps: jax.Array
-    invited: Any
-    asked: Any = None
-    late: Any = False
+    invited: jax.Array | int
+    asked: jax.Array
+    late: jax.Array | bool = False
 
 
 class How(NamedTuple):
@@ -85,28 +101,28 @@ class _Slot(NamedTuple):
     """One client of a round, or all on a leading axis; one that takes no step adds nothing."""
 
     id: jax.Array
-    feed: Any
+    feed: Tree
     num_steps: jax.Array
     weight: jax.Array
-    own_report: Any = ()
+    own_report: Report = ()
 
 
 class _Shared(NamedTuple):
-    """What the work of all clients of a round reads; `()` for what nobody asked for."""
+    """What the work of all clients of a round reads."""
 
     algorithm: Algorithm
     model: Model
-    message: Any
-    key: jax.Array
-    examples: Any
-    states: Any
+    message: Message
+    key: chex.PRNGKey
+    examples: Tree
+    states: ClientState
     round: jax.Array
     invited: jax.Array
     num_clients: jax.Array
-    report: Any = ()
-    reference: Any = ()
-    test: Any = ()
-    guard: Any = ()
+    report: Report = ()
+    reference: Params = ()
+    test: ClientData | None = None
+    guard: Guard | None = None
 
 
 class _Row(NamedTuple):
@@ -123,12 +139,12 @@ class _Row(NamedTuple):
 
     accepted: jax.Array
     weight: jax.Array
-    fault: Any = ()
-    contribution: Any = ()
-    own: Any = ()
-    loss: Any = ()
-    bad_step: Any = ()
-    kept: Any = ()
+    fault: Tree = ()
+    contribution: Contribution = ()
+    own: ClientState = ()
+    loss: Tree = ()
+    bad_step: Tree = ()
+    kept: Tree = ()
 
 
 def federated_round(
@@ -139,7 +155,7 @@ def federated_round(
     feeds: Feeds,
     how: How,
     guard: Guard | None = None,
-    client_test: Any = None,
+    client_test: ClientData | None = None,
 ) -> tuple[FederatedState, Info]:
     """One round, to be called inside a compiled program; see `make_round` and `run_rounds`.
 
@@ -147,45 +163,50 @@ def federated_round(
     with a weight took part, or a loss is not finite, nothing changes. With a guard, a client that breaks
     a rule did not take part.
     """
-    codes = []
-    if guard is not None:
-        codes.append(guards.before_work(cohort.asked, cohort.num_steps, cohort.late))
-        cohort = cohort._replace(num_steps=jnp.where(codes[0] > 0, 0, cohort.num_steps))
-    shared = _shared(algorithm, model, state, cohort, feeds, how, guard, client_test)
-    situation = Situation(
+    apart = "client_distance" in how.diagnostics
+    reference = get_variables(state.server).params if apart else ()
+    shared = _Shared(
+        algorithm=algorithm,
+        model=model,
+        message=algorithm.broadcast(state.server),
+        key=jax.random.fold_in(state.key, state.round),
+        examples=feeds.shared,
+        states=state.clients,
         round=state.round,
-        key=jax.random.fold_in(shared.key, _SERVER),
+        invited=jnp.asarray(cohort.invited, jnp.int32),
         num_clients=state.num_clients,
-        invited=shared.invited,
+        reference=reference,
+        test=client_test,
+        guard=guard,
     )
-    lineup = _lineup(how, cohort.num_steps)
+    server_key = jax.random.fold_in(shared.key, _SERVER)
+    situation = Situation(state.round, server_key, state.num_clients, shared.invited)
     slots = _Slot(cohort.ids, feeds.own, cohort.num_steps, cohort.weights)
-    if lineup is not None:
+    lineup = None
+    if how.strategy.name in ("chunked", "sharded"):
+        lineup = Lineup(how.strategy, cohort.num_steps, how.unequal)
         slots = lineup.seat(slots)
+    found: Tree = 0
     if algorithm.probe is not None:
-        over_clients = partial(map_reduce, how.strategy) if lineup is None else lineup.map
-        total, rows = over_clients(partial(_probe, how, feeds), shared, slots)
-        total, stacked = _completed(algorithm, lineup, total, rows, slots.id)
-        report = server_probe(algorithm, total, situation, stacked)
+        report, slots, found = _probed(how, feeds, shared, slots, situation, lineup)
         situation, shared = situation._replace(report=report), shared._replace(report=report)
-        # Who was left out takes no step: it keeps its place, and is counted nowhere.
-        steps = jnp.where(rows.accepted, slots.num_steps, 0)
-        slots = slots._replace(num_steps=steps, own_report=rows.own)
-        codes.append(_in_order(lineup, rows.fault))
+    job_of = partial(_train, how, feeds)
     if lineup is None:
-        total, rows = map_reduce(how.strategy, partial(_train_whole, how, feeds), shared, slots)
+        work = partial(_whole, job_of)
+        total, rows = map_reduce(how.strategy, work, shared, slots)
     else:
-        job_of = partial(_train, how, feeds)
         total, rows = lineup.map_jobs(job_of, shared, slots, how.static_steps)
     total, stacked = _completed(algorithm, lineup, total, rows, slots.id)
-    faults: Any = ()
+    faults = ()
     if guard is not None:
         skipped = total.count < guard.min_clients
         total = trees.select(skipped, trees.zeros_like(total), total)
         if stacked is not None:
             stacked = stacked._replace(ids=jnp.where(skipped, -1, stacked.ids))
         # Who breaks a rule takes no further step, and so breaks no other.
-        faults = Faults(cohort.asked, sum(codes) + _in_order(lineup, rows.fault), skipped)
+        code = guards.before_work(cohort.asked, cohort.num_steps, cohort.late)
+        code += found + _in_order(lineup, rows.fault)
+        faults = Faults(cohort.asked, code, skipped)
     server, told = server_update(
         algorithm, state.server, total, situation, stacked, state.aggregator
     )
@@ -201,7 +222,7 @@ def federated_round(
         aggregator=told.memory,
     )
     rows = _in_order(lineup, rows._replace(own=(), contribution=()))
-    info = _info(state, cohort, rows, told)._replace(faults=faults)
+    info = _info(state, cohort, rows, told, faults)
     if how.strategy.mesh is None:
         return new_state, info
     return placement.keep_sharding((new_state, info), how.strategy.mesh)
@@ -210,11 +231,11 @@ def federated_round(
 def full_gradient(
     model: Model,
     strategy: Strategy,
-    variables: Any,
+    variables: Variables,
     feeds: Feeds,
     weights: jax.Array,
-    key: jax.Array,
-) -> Any:
+    key: chex.PRNGKey,
+) -> Params:
     """The mean, by the weights, of the gradients of all clients on all of their data."""
     ids = jnp.arange(weights.shape[0], dtype=jnp.int32)
     lineup = Lineup(strategy, jnp.ones_like(ids))
@@ -228,28 +249,14 @@ def full_gradient(
     return lineup.map(probe, (model, variables, feeds.shared, key), slots)[0]
 
 
-def _shared(algorithm, model, state, cohort, feeds, how, guard, client_test) -> _Shared:
-    reference: Any = ()
-    if "client_distance" in how.diagnostics:
-        reference = get_variables(state.server).params
-    return _Shared(
-        algorithm=algorithm,
-        model=model,
-        message=algorithm.broadcast(state.server),
-        key=jax.random.fold_in(state.key, state.round),
-        examples=feeds.shared,
-        states=state.clients,
-        round=state.round,
-        invited=jnp.asarray(cohort.invited, jnp.int32),
-        num_clients=state.num_clients,
-        reference=reference,
-        test=() if client_test is None else client_test,
-        guard=() if guard is None else guard,
-    )
+def _client(
+    how: How, feeds: Feeds, shared: _Shared, slot: _Slot
+) -> tuple[Feed, Invitation, ClientState]:
+    """What a client works with. Its state is read here: nothing is gathered for the whole cohort.
 
-
-def _invitation(how: How, shared: _Shared, slot: _Slot) -> Invitation:
-    return Invitation(
+    An absent slot may carry any id: it reads some client's state and writes to none.
+    """
+    invitation = Invitation(
         message=shared.message,
         round=shared.round,
         id=slot.id,
@@ -259,63 +266,74 @@ def _invitation(how: How, shared: _Shared, slot: _Slot) -> Invitation:
         key=jax.random.fold_in(shared.key, slot.id),
         report=shared.report,
     )
+    state = shared.states
+    if jax.tree.leaves(state):
+        state = client_table.read(state, slot.id)
+    return feeds.of(shared.examples, slot.feed), invitation, state
 
 
-def _state_of(shared: _Shared, slot: _Slot) -> Any:
-    """A client's own state, read where it is needed: nothing is gathered for the whole cohort.
-
-    An absent slot may carry any id: it reads some client's state and writes to none.
-    """
-    states = shared.states
-    return client_table.read(states, slot.id) if jax.tree.leaves(states) else states
+def _probed(
+    how: How,
+    feeds: Feeds,
+    shared: _Shared,
+    slots: _Slot,
+    situation: Situation,
+    lineup: Lineup | None,
+) -> tuple[Report, _Slot, Tree]:
+    """The cohort's mean report, the slots with their own, and who was left out."""
+    over_clients = partial(map_reduce, how.strategy) if lineup is None else lineup.map
+    total, rows = over_clients(partial(_probe, how, feeds), shared, slots)
+    total, stacked = _completed(shared.algorithm, lineup, total, rows, slots.id)
+    report = server_probe(shared.algorithm, total, situation, stacked)
+    # Who was left out takes no step: it keeps its place, and is counted nowhere.
+    steps = jnp.where(rows.accepted, slots.num_steps, 0)
+    slots = slots._replace(num_steps=steps, own_report=rows.own)
+    return report, slots, _in_order(lineup, rows.fault)
 
 
 def _probe(how: How, feeds: Feeds, shared: _Shared, slot: _Slot) -> tuple[Total, _Row]:
-    feed, invitation = feeds.of(shared.examples, slot.feed), _invitation(how, shared, slot)
-    own = client_probe(shared.algorithm, shared.model, feed, invitation, _state_of(shared, slot))
+    algorithm = shared.algorithm
+    own = client_probe(algorithm, shared.model, *_client(how, feeds, shared, slot))
     accepted, fault = slot.num_steps > 0, ()
-    if isinstance(shared.guard, Guard):
+    if shared.guard is not None:
         fault = jnp.where(accepted, guards.of_report(shared.guard, sent(own)), 0)
         accepted &= fault == 0
-    term = report_contribution(shared.algorithm, own, slot.weight, accepted)
-    stacked = () if streams(shared.algorithm.aggregate) else sent(own)
+    term = report_contribution(algorithm, own, slot.weight, accepted)
+    stacked = sent(own) if isinstance(algorithm.aggregate, Aggregator) else ()
     return term, _Row(accepted, term.weight, fault, stacked, own)
 
 
 def _train(how: How, feeds: Feeds, shared: _Shared, slot: _Slot) -> Job[tuple[Total, _Row]]:
-    observers = diagnostics.observers(how.diagnostics, shared.reference)
-    invitation = _invitation(how, shared, slot)
-    if not isinstance(shared.test, tuple):
+    feed, invitation, state = _client(how, feeds, shared, slot)
+    observers: tuple[Observer, ...] = ()
+    if how.diagnostics:
+        observers = diagnostics.observers(how.diagnostics, shared.reference)
+    if shared.test is not None:
         measure = partial(_own_metrics, shared.model, shared.test, slot.id)
-        observers = (*observers, diagnostics.own_test(measure, invitation.num_steps))
-    job = client_job(
-        shared.algorithm,
-        shared.model,
-        feeds.of(shared.examples, slot.feed),
-        invitation,
-        _state_of(shared, slot),
-        slot.own_report,
-        observers,
+        observers += (diagnostics.own_test(measure, invitation.num_steps),)
+    begin, step, finish, num_steps = client_job(
+        shared.algorithm, shared.model, feed, invitation, state, slot.own_report, observers
     )
-    return job._replace(finish=lambda carry: _concluded(how, shared, slot, job.finish(carry)))
+    return Job(begin, step, lambda carry: _concluded(how, shared, slot, finish(carry)), num_steps)
 
 
-def _train_whole(how: How, feeds: Feeds, shared: _Shared, slot: _Slot) -> tuple[Total, _Row]:
-    return _train(how, feeds, shared, slot).whole()
+def _whole(job_of, shared: _Shared, slot: _Slot) -> tuple[Total, _Row]:
+    return job_of(shared, slot).whole()
 
 
 def _concluded(how: How, shared: _Shared, slot: _Slot, result: ClientResult) -> tuple[Total, _Row]:
     """What the server and the history take of a client's work."""
     algorithm, fault, stacked, kept = shared.algorithm, (), (), {}
     accepted = slot.num_steps > 0
-    if isinstance(shared.guard, Guard):
+    if shared.guard is not None:
         made = received(algorithm, result.upload, result.num_steps)
         guards.check_uploaded_models(made, get_variables(shared.message))
-        fault = jnp.where(accepted, guards.of_work(shared.guard, result, made), 0)
+        fault = guards.of_work(shared.guard, result.loss, result.upload, made, result.state)
+        fault = jnp.where(accepted, fault, 0)
         accepted &= fault == 0
-    if not streams(algorithm.aggregate):
+    if isinstance(algorithm.aggregate, Aggregator):
         stacked = received(algorithm, result.upload, result.num_steps)
-    noted: dict[str, Any] = {"first_loss": result.first_loss, "metrics": result.metrics}
+    noted: dict[str, Tree] = {"first_loss": result.first_loss, "metrics": result.metrics}
     if result.observed:
         noted["diagnostics"], kept = diagnostics.joined(result.observed)
     weight = result.example_weight if how.by_examples else slot.weight
@@ -328,29 +346,24 @@ def _concluded(how: How, shared: _Shared, slot: _Slot, result: ClientResult) -> 
 
 
 def _completed(
-    algorithm: Algorithm, lineup: Lineup | None, total: Total, rows: _Row, ids: Any
+    algorithm: Algorithm, lineup: Lineup | None, total: Total, rows: _Row, ids: jax.Array
 ) -> tuple[Total, Stacked | None]:
     """The total with the exact sum of its weights; and what an `Aggregator` sees, if there is one."""
     # Added up by pairs: one after the other, many equal float32 weights would err to one side.
     total = total._replace(weight=jnp.sum(rows.weight))
-    if streams(algorithm.aggregate):
+    if not isinstance(algorithm.aggregate, Aggregator):
         return total, None
     ids = jnp.where(rows.accepted, ids, -1)
     return total, _in_order(lineup, Stacked(rows.contribution, rows.weight, ids))
 
 
-def _lineup(how: How, num_steps: jax.Array) -> Lineup | None:
-    """Who is computed in which place, if the places are not those of the cohort."""
-    if how.strategy.name in ("chunked", "sharded"):
-        return Lineup(how.strategy, num_steps, how.unequal)
-    return None
-
-
-def _in_order(lineup: Lineup | None, by_place: Any) -> Any:
+def _in_order(lineup: Lineup | None, by_place: Tree) -> Tree:
     return by_place if lineup is None else lineup.in_order(by_place)
 
 
-def _info(state: FederatedState, cohort: Cohort, rows: _Row, told: ServerInfo) -> Info:
+def _info(
+    state: FederatedState, cohort: Cohort, rows: _Row, told: ServerInfo, faults: Tree
+) -> Info:
     here = rows.accepted
     measured = {}
     if "diagnostics" in told.noted:
@@ -368,10 +381,13 @@ def _info(state: FederatedState, cohort: Cohort, rows: _Row, told: ServerInfo) -
         bad_step=jnp.where(cohort.num_steps > 0, rows.bad_step, -1),
         finite=told.finite,
         diagnostics=measured,
+        faults=faults,
     )
 
 
-def _own_metrics(model: Model, test: Any, client: Any, variables: Any) -> dict[str, jax.Array]:
+def _own_metrics(
+    model: Model, test: ClientData, client: jax.Array, variables: Variables
+) -> dict[str, jax.Array]:
     """A model's metrics on a client's own test examples, by the names that the history gives them."""
     offset, size = jnp.asarray(test.offsets)[client], jnp.asarray(test.sizes)[client]
     found = mean_over_rows(model, variables, test.examples, offset, size)

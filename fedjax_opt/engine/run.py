@@ -4,19 +4,29 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
-from fedjax_opt.core import checks, controller
-from fedjax_opt.core.algorithm import Algorithm, Scheduled, get_variables
-from fedjax_opt.core.federation import Epochs, Federation, check_nouns
+from fedjax_opt.core import checks, controller, trees
+from fedjax_opt.core.algorithm import Algorithm, Scheduled, StaticInt, get_variables
+from fedjax_opt.core.aliases import Memory
+from fedjax_opt.core.client_data import ClientData, in_memory
+from fedjax_opt.core.cohorts import Sampler
+from fedjax_opt.core.controller import Controller
+from fedjax_opt.core.federation import (
+    Epochs,
+    Federation,
+    check_nouns,
+    controls_of,
+    with_controllers,
+)
 from fedjax_opt.core.info import Info
-from fedjax_opt.core.state import FederatedState
+from fedjax_opt.core.state import FederatedState, check_state
+from fedjax_opt.core.struct import changed, struct
 from fedjax_opt.engine import diagnostics as watching
-from fedjax_opt.engine import minibatches as batches
 from fedjax_opt.engine.evaluate import evaluate
-from fedjax_opt.engine.guard import before_work
-from fedjax_opt.engine.preparation import Prepared, prepare, refuse_stored
+from fedjax_opt.engine.minibatches import feeds_from_data, steps_per_epoch
 from fedjax_opt.engine.round import Cohort, How, federated_round, full_gradient
 from fedjax_opt.execution import placement, strategies
 from fedjax_opt.execution.lineup import Lineup
@@ -34,6 +44,41 @@ class Run(NamedTuple):
 
     state: FederatedState
     history: Info
+
+
+@struct("strategy", "diagnostics", "full_batches", "steps_per_epoch")
+class Prepared:
+    """An argument of the program of some rounds: what is static in it is compiled in.
+
+    Attributes:
+      algorithm: the algorithm.
+      federation: the federation without what the rounds do not read. Its clients' sizes are not known:
+        another split of as many examples is the same program, unless one of the last two facts differs.
+      strategy: how the client axis is executed.
+      diagnostics: what is measured inside of the rounds.
+      full_batches: as in `Federation`.
+      steps_per_epoch: as in `Federation`.
+    """
+
+    algorithm: Algorithm | Scheduled
+    federation: Federation
+    strategy: Strategy
+    diagnostics: tuple[str, ...]
+    full_batches: bool
+    steps_per_epoch: int | None
+
+    @property
+    def controls(self) -> controller.Controls:
+        """What a controller may set."""
+        return controls_of(self.algorithm, self.federation)
+
+    def replace(self, **changes: Any) -> "Prepared":
+        """The same with other fields."""
+        return changed(self, **changes)
+
+    def with_clients(self, clients: ClientData | int) -> "Prepared":
+        """The same with other examples of the same clients."""
+        return changed(self, federation=changed(self.federation, clients=clients))
 
 
 def run_rounds(
@@ -88,15 +133,92 @@ def run_rounds(
       >>> jax.vmap(final_loss)(jnp.array([0.001, 0.01, 0.1])).shape
       (3,)
     """
-    call = "run_rounds(algorithm, federation, state, rounds)"
-    check_nouns(algorithm, federation, call)
+    check_nouns(algorithm, federation, "run_rounds(algorithm, federation, state, rounds)")
     rounds = checks.integer("rounds", rounds, low=1)
     prepared, state = prepare(algorithm, federation, state, strategy, diagnostics, "run_rounds")
-    refuse_stored("federation.clients", prepared.federation.clients, "run_rounds")
-    prepared = settle_strategy(prepared, state)
+    if not in_memory(federation.clients):
+        raise ValueError(
+            "federation.clients must be in memory for run_rounds, but these examples are in files:"
+            " simulate reads those of each chunk's cohorts. To have all of them in memory, select all"
+            " clients: clients[:]."
+        )
+    strategy = prepared.strategy
+    if strategy.name == "auto" or strategy.memory_limit is not None:
+        # Settled by what one compiled round needs.
+        def compiled(option: Strategy) -> jax.stages.Compiled:
+            shapes = trees.shapes_of((prepared.replace(strategy=option), state))
+            return _scan_rounds.lower(*shapes, 1).compile()
+
+        size = prepared.federation.cohort.size
+        prepared = prepared.replace(strategy=fit(strategy, size, compiled, prepared, state))
     if not placement.is_simple(prepared.strategy.mesh) and not checks.is_traced(prepared, state):
         prepared, state = strategies.place((prepared, state), prepared.strategy)
     return _scan_rounds(prepared, state, rounds)
+
+
+def prepare(
+    algorithm: Algorithm | Scheduled,
+    federation: Federation,
+    state: FederatedState,
+    strategy: str | Strategy,
+    diagnostics: Sequence[str],
+    verb: str,
+) -> tuple[Prepared, FederatedState]:
+    """Checks what a verb that plays rounds was given.
+
+    Returns:
+      What its program is to be called with, without what it does not read; and the state with a place
+      for what controllers remember.
+    """
+    if isinstance(federation.clients, int):
+        raise ValueError(
+            f"federation.clients must be a ClientData for {verb}, which trains on their examples, got"
+            f" the number {federation.clients}."
+        )
+    for name in ("cohort", "local_steps"):
+        if getattr(federation, name) is None:
+            raise ValueError(
+                f"federation.{name} must be given for {verb}: federation.replace({name}=10)."
+            )
+    first = algorithm if isinstance(algorithm, Algorithm) else controller.first_algorithm(algorithm)
+    check_state(first, state)
+    count = federation.num_clients
+    if not checks.is_traced(state.num_clients) and int(state.num_clients) != count:
+        raise ValueError(
+            f"state was made for {int(state.num_clients)} clients, but the federation has {count}."
+        )
+    names = () if diagnostics == () else watching.check(diagnostics)
+    if "momentum_deviation" in names:
+        watching.gradient_estimate(state.server)
+    if "user_metrics" in names and federation.client_test is None:
+        raise ValueError(
+            "diagnostics: 'user_metrics' needs examples of the clients' own:"
+            " federation.replace(client_test=...)."
+        )
+    validation = federation.validation
+    if validation is not None and not controls_of(algorithm, federation).watchers:
+        validation = None
+    steps = federation.local_steps
+    if isinstance(steps, StaticInt) and federation.cohort.falls_short:
+        steps = jnp.asarray(int(steps), jnp.int32)  # clients take different numbers of steps anyway
+    read = changed(
+        federation,
+        clients=changed(federation.clients, known=None),
+        local_steps=steps,
+        initial=None,
+        test=None,
+        client_test=federation.client_test if "user_metrics" in names else None,
+        validation=validation,
+    )
+    prepared = Prepared(
+        algorithm=algorithm,
+        federation=read,
+        strategy=strategies.resolve(strategy),
+        diagnostics=names,
+        full_batches=federation.full_batches,
+        steps_per_epoch=federation.steps_per_epoch,
+    )
+    return prepared, with_controllers(algorithm, federation, state)
 
 
 @partial(jax.jit, static_argnames="rounds")
@@ -110,50 +232,69 @@ def _scan_rounds(prepared: Prepared, state: FederatedState, rounds: int) -> Run:
 def one_round(prepared: Prepared, state: FederatedState) -> tuple[FederatedState, Info]:
     """Draws the cohort, its minibatches and its numbers of steps, and plays the round."""
     federation, algorithm = prepared.federation, prepared.algorithm
-    clients: Any = federation.clients
-    sizes = jnp.asarray(clients.sizes)
-    memory = state.controllers or controller.Controls()
-    ids, steps, unequal = _cohort(
-        prepared, state.cohort_key, state.round, memory.local_steps, sizes
-    )
-    learning_rate = controller.current_rate(algorithm, memory.learning_rate, state.round)
-    asked, late = _asked(federation, state.cohort_key, state.round, ids, steps)
+    memory, seen = state.controllers or controller.Controls(), {}
+    if isinstance(algorithm, Scheduled):
+        algorithm, seen["learning_rate"] = controller.at_round(
+            algorithm, memory.learning_rate, state.round
+        )
+    cohort, unequal = _cohort(prepared, state.cohort_key, state.round, memory.local_steps)
+    steps = federation.local_steps
+    static_steps = int(steps) if isinstance(steps, StaticInt) else None
     new_state, info = federated_round(
-        controller.at_rate(algorithm, learning_rate),
+        algorithm,
         federation.model,
         state,
-        Cohort(
-            ids=ids,
-            weights=_weights(federation, sizes)[ids],
-            num_steps=steps,
-            invited=jnp.sum(asked >= 0, dtype=jnp.int32),
-            asked=asked,
-            late=late,
-        ),
-        _feeds(prepared, ids),
+        cohort,
+        _feeds(prepared, cohort.ids),
         How(
-            prepared.strategy,
-            prepared.static_steps,
-            prepared.diagnostics,
-            unequal,
-            federation.weighting == "weights",
+            strategy=prepared.strategy,
+            static_steps=static_steps,
+            diagnostics=prepared.diagnostics,
+            unequal=unequal,
+            by_examples=federation.weighting == "weights",
         ),
         federation.guard,
         federation.client_test,
     )
-    seen = dict(info.diagnostics)
     if "momentum_deviation" in prepared.diagnostics:
-        seen["momentum_deviation"] = _momentum_deviation(prepared, state, sizes)
-    if isinstance(algorithm, Scheduled):
-        seen["learning_rate"] = learning_rate
+        seen["momentum_deviation"] = _momentum_deviation(prepared, state)
     if federation.validation is not None:
         seen |= _validate(prepared, new_state)
-    info = info._replace(diagnostics=seen)
-    controllers = controller.advance(prepared.controls, state, info)
-    return new_state._replace(controllers=controllers), info
+    info = info._replace(diagnostics=info.diagnostics | seen)
+    if state.controllers:
+        memory = controller.advance(prepared.controls, state.controllers, info)
+        new_state = new_state._replace(controllers=memory)
+    return new_state, info
 
 
-def _weights(federation, sizes):
+def _cohort(
+    prepared: Prepared, key: chex.PRNGKey, round_number: jax.Array, memory: Memory
+) -> tuple[Cohort, bool]:
+    """Who takes part in a round, and how many steps each takes; and whether these may differ."""
+    federation = prepared.federation
+    sampler: Sampler = federation.cohort
+    sizes = jnp.asarray(federation.clients.sizes)
+    drawn = sampler.outcome(key, round_number, sizes.shape[0])
+    present = drawn.done.astype(bool)
+    ids = jnp.where(present, drawn.ids, 0)
+    steps = _local_steps(prepared, round_number, memory, ids, sizes)
+    unequal = sampler.falls_short or steps.ndim == 1
+    # A schedule may fall to zero; a client that takes part takes a step.
+    steps = jnp.broadcast_to(jnp.maximum(steps, 1), ids.shape)
+    if sampler.falls_short:
+        done = drawn.done * steps.astype(drawn.done.dtype)
+        steps = jnp.maximum(jnp.ceil(done).astype(jnp.int32), 1)
+    return Cohort(
+        ids=ids,
+        weights=_weights(federation, sizes)[ids],
+        num_steps=jnp.where(present, steps, 0),
+        invited=jnp.sum(drawn.asked >= 0, dtype=jnp.int32),
+        asked=drawn.asked,
+        late=drawn.late,
+    ), unequal
+
+
+def _weights(federation: Federation, sizes: jax.Array) -> jax.Array:
     """The weights of all clients: n_i, say, times a power of two by which their mean is near 1; or 1.
 
     Where uploads are weighted by the examples that were used, this is for reports of a probe alone.
@@ -166,59 +307,55 @@ def _weights(federation, sizes):
     return jnp.ldexp(weights, -jnp.frexp(jnp.mean(weights))[1])
 
 
-def _asked(federation, key, round_number, ids, steps):
-    """Who was to take part, -1 for nobody, and who would be late; of a cohort that was drawn."""
-    sampler = federation.cohort
-    if not sampler.falls_short and sampler.punctual is None:
-        return jnp.where(steps > 0, ids, -1), False
-    ids, filled = sampler.asks(key, round_number, federation.num_clients)
-    return jnp.where(filled, ids, -1), sampler.late(ids)
-
-
-def _cohort(prepared, key, round_number, remembered, sizes):
-    """Who takes part in a round, how many steps each takes, and whether these may differ."""
-    sampler = prepared.federation.cohort
-    cohort, done = sampler.draw(key, round_number, sizes.shape[0])
-    present = done.astype(bool)
-    cohort = jnp.where(present, cohort, 0)
-    steps = _local_steps(prepared, round_number, remembered, cohort, sizes)
-    unequal = sampler.falls_short or steps.ndim == 1
-    # A schedule may fall to zero; a client that takes part takes a step.
-    steps = jnp.broadcast_to(jnp.maximum(steps, 1), cohort.shape)
-    if sampler.falls_short:
-        steps = jnp.maximum(jnp.ceil(done * steps.astype(done.dtype)).astype(jnp.int32), 1)
-    return cohort, jnp.where(present, steps, 0), unequal
+def _local_steps(prepared, round_number, memory, cohort, sizes) -> jax.Array:
+    """K, one number where all clients take as many steps, else one for each of the cohort."""
+    given = prepared.federation.local_steps
+    if isinstance(given, StaticInt):
+        return jnp.asarray(int(given), jnp.int32)
+    value = given.count if isinstance(given, Epochs) else given
+    if isinstance(value, Controller) or callable(value):
+        value = controller.current(value, memory, round_number)
+    value = jnp.asarray(value)
+    if value.shape not in ((), sizes.shape) or not jnp.issubdtype(value.dtype, jnp.integer):
+        raise ValueError(
+            f"local_steps must be a whole number or one per client, {list(sizes.shape)}, in every"
+            f" round, got {value.dtype}{list(value.shape)}. A schedule of fractions has to say how it"
+            " rounds: lambda t: jnp.ceil(schedule(t)).astype(int)."
+        )
+    value = value.astype(jnp.int32)
+    value = value if value.ndim == 0 else value[cohort]
+    if isinstance(given, Epochs):
+        each = prepared.steps_per_epoch
+        each = each or steps_per_epoch(
+            sizes[cohort], prepared.federation.batch_size, prepared.full_batches
+        )
+        value = value * jnp.asarray(each, jnp.int32)
+    return value
 
 
 @partial(jax.jit, static_argnames="length")
-def seats(prepared: Prepared, key: jax.Array, first_round: jax.Array, length: int) -> jax.Array:
+def seats(prepared: Prepared, key: chex.PRNGKey, first_round: jax.Array, length: int) -> jax.Array:
     """Who is computed in which place in each of the next rounds `[length, places]`.
 
     Only where local steps are not a `Controller`'s, which decides when the round begins.
     """
-    federation = prepared.federation
-    clients: Any = federation.clients
-    sizes = jnp.asarray(clients.sizes)
 
     def one(round_number):
-        cohort, steps, unequal = _cohort(prepared, key, round_number, (), sizes)
-        if federation.guard is not None:
-            asked, _ = _asked(federation, key, round_number, cohort, steps)
-            steps = jnp.where(before_work(federation.guard, asked, steps) > 0, 0, steps)
-        return cohort[Lineup(prepared.strategy, steps, unequal).seats]
+        cohort, unequal = _cohort(prepared, key, round_number, ())
+        return cohort.ids[Lineup(prepared.strategy, cohort.num_steps, unequal).seats]
 
     return jax.lax.map(one, first_round + jnp.arange(length, dtype=jnp.int32))
 
 
 def _feeds(prepared, cohort):
     federation = prepared.federation
-    return batches.feeds_from_data(
+    return feeds_from_data(
         federation.clients, cohort, federation.batch_size, federation.batching,
         prepared.full_batches, prepared.steps_per_epoch,
     )  # fmt: skip
 
 
-def _validate(prepared, state):
+def _validate(prepared: Prepared, state: FederatedState) -> dict[str, jax.Array]:
     """The global model's loss and metrics on the validation examples, where it is their turn."""
     federation = prepared.federation
 
@@ -229,59 +366,22 @@ def _validate(prepared, state):
         shapes = jax.eval_shape(measure, variables)
         return jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), shapes)
 
-    turns = [state.round % watcher.every == 0 for watcher in prepared.controls.watchers]
+    turns = [
+        state.round % jnp.asarray(watcher.every) == 0 for watcher in prepared.controls.watchers
+    ]
     found = jax.lax.cond(jnp.any(jnp.stack(turns)), measure, skip, state.variables)
     return {f"validation_{name}": value for name, value in found.items()}
 
 
-def _momentum_deviation(prepared, state, sizes):
-    everyone = jnp.arange(sizes.shape[0], dtype=jnp.int32)
+def _momentum_deviation(prepared: Prepared, state: FederatedState) -> jax.Array:
+    federation = prepared.federation
+    sizes = jnp.asarray(federation.clients.sizes)
     gradient = full_gradient(
-        prepared.federation.model,
+        federation.model,
         prepared.strategy,
         get_variables(state.server),
-        _feeds(prepared, everyone),
-        _weights(prepared.federation, sizes),
+        _feeds(prepared, jnp.arange(sizes.shape[0], dtype=jnp.int32)),
+        _weights(federation, sizes),
         jax.random.fold_in(state.key, state.round),
     )
     return watching.momentum_deviation(state.server, gradient)
-
-
-def _local_steps(prepared, round_number, remembered, cohort, sizes):
-    """K, one number where all clients take as many steps, else one for each of the cohort."""
-    if prepared.static_steps is not None:
-        return jnp.asarray(prepared.static_steps, jnp.int32)
-    setting = prepared.controls.local_steps
-    value = jnp.asarray(controller.current(setting, remembered, round_number))
-    if value.shape not in ((), sizes.shape) or not jnp.issubdtype(value.dtype, jnp.integer):
-        raise ValueError(
-            f"local_steps must be a whole number or one per client, {list(sizes.shape)}, in every"
-            f" round, got {value.dtype}{list(value.shape)}. A schedule of fractions has to say how it"
-            " rounds: lambda t: jnp.ceil(schedule(t)).astype(int)."
-        )
-    value = value.astype(jnp.int32)
-    value = value if value.ndim == 0 else value[cohort]
-    if isinstance(prepared.federation.local_steps, Epochs):
-        each = prepared.steps_per_epoch
-        each = each or batches.steps_per_epoch(
-            sizes[cohort], prepared.federation.batch_size, prepared.full_batches
-        )
-        value = value * jnp.asarray(each, jnp.int32)
-    return value
-
-
-def settle_strategy(prepared: Prepared, state: FederatedState) -> Prepared:
-    """Settles 'auto', and keeps a limit of memory, by what one compiled round needs."""
-    strategy = prepared.strategy
-    if strategy.name != "auto" and strategy.memory_limit is None:
-        return prepared
-
-    def compiled(option: Strategy) -> jax.stages.Compiled:
-        abstract = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)),
-            (prepared.replace(strategy=option), state),
-        )
-        return _scan_rounds.lower(*abstract, 1).compile()
-
-    size = prepared.federation.cohort.size
-    return prepared.replace(strategy=fit(strategy, size, compiled, prepared, state))

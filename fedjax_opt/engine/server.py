@@ -10,23 +10,25 @@ zero. Only an `Aggregator` sees contributions side by side.
 The compiled round, a loop of one's own and a server in a deployment call the same functions.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_opt.core import trees
+from fedjax_opt.core import checks, trees
 from fedjax_opt.core.algorithm import (
     Aggregator,
     Algorithm,
     Situation,
     Stacked,
     Uniform,
+    UniformMean,
     get_variables,
+    received,
+    sent,
 )
-from fedjax_opt.core.messages import contribution_shape, received, report_shape, sent
-from fedjax_opt.core.model import Variables
+from fedjax_opt.core.aliases import Contribution, Number, Report, ServerState, Tree, Upload
+from fedjax_opt.core.messages import contribution_shape, report_shape
 
 
 class Total(NamedTuple):
@@ -53,31 +55,28 @@ class Total(NamedTuple):
       (80.0, 1.25)
     """
 
-    value: Any
+    value: Contribution
     weight: jax.Array
     count: jax.Array
     steps: jax.Array
     loss: jax.Array
-    noted: Any = ()
+    noted: Tree = ()
 
     def __add__(self, other: "Total") -> "Total":  # type: ignore[override]
         """The sum of both; refuses another structure, shape or dtype."""
         if not isinstance(other, Total):
             return NotImplemented
-        same = jax.tree.structure(self) == jax.tree.structure(other) and all(
-            (jnp.shape(a), jnp.result_type(a)) == (jnp.shape(b), jnp.result_type(b))
-            for a, b in zip(jax.tree.leaves(self), jax.tree.leaves(other), strict=True)
-        )
-        if not same:
-            shapes = [jax.tree.map(lambda x: jax.typeof(jnp.asarray(x)), t) for t in (self, other)]
+        mine, theirs = trees.shapes_of(self), trees.shapes_of(other)
+        same = jax.tree.structure(mine) == jax.tree.structure(theirs)
+        if not same or jax.tree.leaves(mine) != jax.tree.leaves(theirs):
             raise ValueError(
                 "Totals can be added if they have the same structure, shapes and dtypes; got"
-                f" {shapes[0]} and {shapes[1]}."
+                f" {mine} and {theirs}."
             )
         return trees.add(self, other)
 
     @property
-    def mean(self) -> Any:
+    def mean(self) -> Contribution:
         """The mean contribution, without the marks of `Uniform` parts; zeros if nobody has a weight."""
         return self._mean_of(self.value)
 
@@ -87,13 +86,12 @@ class Total(NamedTuple):
         return jnp.where(self.weight > 0, self._mean_of(self.loss), jnp.nan)
 
     @property
-    def mean_noted(self) -> Any:
+    def mean_noted(self) -> Tree:
         """The means of what was noted; NaN if nobody has a weight."""
-        return jax.tree.map(
-            lambda x: jnp.where(self.weight > 0, x, jnp.nan), self._mean_of(self.noted)
-        )
+        means = self._mean_of(self.noted)
+        return jax.tree.map(lambda x: jnp.where(self.weight > 0, x, jnp.nan), means)
 
-    def _mean_of(self, tree: Any) -> Any:
+    def _mean_of(self, tree: Tree) -> Tree:
         # Made 1 before the division, not cut after it: a derivative would be NaN all the same.
         weight = jnp.where(self.weight > 0, self.weight, 1)
         count = jnp.maximum(self.count, 1)
@@ -126,18 +124,18 @@ class ServerInfo(NamedTuple):
     update_norm: jax.Array
     finite: jax.Array
     applied: jax.Array
-    noted: Any = ()
-    memory: Any = ()
+    noted: Tree = ()
+    memory: Tree = ()
 
 
 def contribution(
     algorithm: Algorithm,
-    upload: Any,
-    num_steps: Any,
-    loss: Any,
-    weight: Any,
-    accepted: Any = True,
-    noted: Any = (),
+    upload: Upload,
+    num_steps: Number,
+    loss: Number,
+    weight: Number,
+    accepted: Number = True,
+    noted: Tree = (),
 ) -> Total:
     """What one client's result adds to the `Total`.
 
@@ -163,12 +161,13 @@ def contribution(
       >>> total.value.params["w"].tolist(), int(total.count)
       ([0.0, 0.0, 0.0], 0)
     """
-    value = received(algorithm, upload, num_steps) if streams(algorithm.aggregate) else ()
+    stacks = isinstance(algorithm.aggregate, Aggregator)
+    value = () if stacks else received(algorithm, upload, num_steps)
     return _one(algorithm, value, num_steps, loss, weight, accepted, noted)
 
 
 def report_contribution(
-    algorithm: Algorithm, report: Any, weight: Any, accepted: Any = True
+    algorithm: Algorithm, report: Report, weight: Number, accepted: Number = True
 ) -> Total:
     """What the report of one client's probe adds to the `Total` of reports.
 
@@ -189,11 +188,11 @@ def report_contribution(
       >>> total.value["w"].tolist()
       [2.0, 2.0, 2.0]
     """
-    value = sent(report) if streams(algorithm.aggregate) else ()
+    value = () if isinstance(algorithm.aggregate, Aggregator) else sent(report)
     return _one(algorithm, value, 0, 0.0, weight, accepted)
 
 
-def zero_total(algorithm: Algorithm, server: Any, reports: bool = False) -> Total:
+def zero_total(algorithm: Algorithm, server: ServerState, reports: bool = False) -> Total:
     """The `Total` of nobody: where a sum over clients begins.
 
     Args:
@@ -213,14 +212,14 @@ def zero_total(algorithm: Algorithm, server: Any, reports: bool = False) -> Tota
       0
     """
     shape = (report_shape if reports else contribution_shape)(algorithm, get_variables(server))
-    value = shape if streams(algorithm.aggregate) else ()
+    value = () if isinstance(algorithm.aggregate, Aggregator) else shape
     one = jax.eval_shape(lambda value: _one(algorithm, value, 0, 0.0, 1.0, True), value)
     return trees.zeros_like(one)
 
 
 def server_probe(
     algorithm: Algorithm, total: Total, situation: Situation, stacked: Stacked | None = None
-) -> Any:
+) -> Report:
     """The cohort's mean report, which every client of the round is told.
 
     Args:
@@ -246,20 +245,17 @@ def server_probe(
     """
     if not isinstance(algorithm.aggregate, Aggregator):
         return total.mean
-    stacked = _checked(stacked)
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stacked.value)
-    memory = algorithm.aggregate.init(one)
-    return _aggregated(algorithm.aggregate, total, _filled(situation, total), stacked, memory)[0]
+    return _aggregated(algorithm.aggregate, total, _filled(situation, total), stacked)[0]
 
 
 def server_update(
     algorithm: Algorithm,
-    server: Any,
+    server: ServerState,
     total: Total,
     situation: Situation,
     stacked: Stacked | None = None,
-    memory: Any = (),
-) -> tuple[Any, ServerInfo]:
+    memory: Tree = (),
+) -> tuple[ServerState, ServerInfo]:
     """The server's step on what all clients contributed.
 
     If nobody with a weight is in the total, or the loss or the new state is not finite, the server state
@@ -292,26 +288,22 @@ def server_update(
       ([1.0, 1.0, 1.0], 0.5)
     """
     situation = _filled(situation, total)
-    new_memory = memory
     if isinstance(algorithm.aggregate, Aggregator):
-        mean, new_memory = _aggregated(
-            algorithm.aggregate, total, situation, _checked(stacked), memory
-        )
+        mean, new_memory = _aggregated(algorithm.aggregate, total, situation, stacked, memory)
     else:
-        mean = total.mean
+        mean, new_memory = total.mean, memory
     new = algorithm.server_step(server, mean, situation)
-    check_shapes("server_step(...)", new, server)
+    checks.same_shapes("server_step(...)", new, server)
     due = jnp.asarray(True) if algorithm.runs_on_empty else total.weight > 0
     # A loss that is not finite makes the sum so, also with weight 0.
     finite = (trees.all_finite((new, new_memory)) | ~due) & jnp.isfinite(total.loss)
     applied = due & finite
     change = trees.subtract(get_variables(new).params, get_variables(server).params)
-    norm = jnp.sqrt(trees.squared_norm(change))
     info = ServerInfo(
         loss=total.mean_loss,
         num_steps=situation.num_steps,
         count=total.count,
-        update_norm=jnp.where(due, norm, 0),
+        update_norm=jnp.where(due, trees.norm(change), 0),
         finite=finite,
         applied=applied,
         noted=total.mean_noted,
@@ -320,57 +312,12 @@ def server_update(
     return trees.select(applied, new, server), info
 
 
-def uniform_mean(values: Any, weights: jax.Array) -> Any:
-    """The plain mean of those who have a say, on stacked values.
-
-    As `algorithm.aggregate` it is summed from client to client, with weights that are all 1.
-    """
-    votes = (weights > 0).astype(weights.dtype)
-    return weighted_mean(values, votes / jnp.maximum(jnp.sum(votes), 1))
-
-
-def weighted_mean(values: Any, weights: jax.Array) -> Any:
-    """The mean of stacked values by their weights."""
-
-    def mean(leaf):
-        return jnp.tensordot(weights.astype(leaf.dtype), heard(leaf, weights, 0), axes=1)
-
-    return jax.tree.map(mean, values)
-
-
-def heard(leaf: jax.Array, weights: jax.Array, instead: Any) -> jax.Array:
-    """The values of those who have a say; others may have computed anything, NaN too."""
-    has_say = (weights > 0).reshape(-1, *[1] * (leaf.ndim - 1))
-    return jnp.where(has_say, leaf, jnp.asarray(instead, leaf.dtype))
-
-
-def streams(aggregate: Any) -> bool:
-    """Whether contributions are summed from client to client, and need not be seen all at once."""
-    if isinstance(aggregate, Aggregator):
-        return False
-    if aggregate is None or _is_uniform_mean(aggregate):
-        return True
-    raise ValueError(
-        f"algorithm.aggregate must be an Aggregator or None, got {aggregate!r}. Use"
-        " fedjax_opt.aggregated for a function of (values, weights)."
-    )
-
-
-def by_parts(rule: Callable[[Any, jax.Array], Any]) -> Callable[..., tuple[Any, Any]]:
-    """An `Aggregator.apply` that hands each part of the contributions to (values, weights) -> value.
-
-    A part is a field of the contribution (the change of the model, the change of a control variate):
-    they have different units, and a rule that measures distances must not mix them.
-    """
-    return jax.tree_util.Partial(_by_parts, rule)
-
-
-def without_markers(tree: Any) -> Any:
+def without_markers(tree: Tree) -> Tree:
     """The tree with the values in place of their `Uniform` markers."""
     return jax.tree.map(lambda n: n.value if _is_uniform(n) else n, tree, is_leaf=_is_uniform)
 
 
-def weighted(tree: Any, weight: jax.Array, accepted: jax.Array) -> Any:
+def weighted(tree: Tree, weight: jax.Array, accepted: jax.Array) -> Tree:
     """One client's term of each sum: weighted, or as it is where it is `Uniform`; float32 or better."""
 
     def term(node):
@@ -386,26 +333,10 @@ def weighted(tree: Any, weight: jax.Array, accepted: jax.Array) -> Any:
     return jax.tree.map(term, tree, is_leaf=_is_uniform)
 
 
-def check_shapes(name: str, found: Any, expected: Any) -> None:
-    """Refuses arrays of other shapes than the server has, and names the first; while tracing.
-
-    Shapes are part of a compiled program: a wrong one cannot arise in a later round.
-    """
-    at = {jax.tree_util.keystr(p): x for p, x in jax.tree_util.tree_leaves_with_path(expected)}
-    leaves = {jax.tree_util.keystr(p): x for p, x in jax.tree_util.tree_leaves_with_path(found)}
-    for path in sorted(at.keys() | leaves.keys()):
-        sides = [
-            list(jnp.shape(tree[path])) if path in tree else "missing" for tree in (leaves, at)
-        ]
-        if sides[0] != sides[1]:
-            raise ValueError(f"{name}{path} must have the shape {sides[1]}, got {sides[0]}.")
-
-
 def _one(algorithm, value, num_steps, loss, weight, accepted, noted=()):
     dtype = jnp.result_type(float)
     accepted = jnp.asarray(accepted)
-    weight = jnp.asarray(1 if _is_uniform_mean(algorithm.aggregate) else weight, dtype)
-
+    weight = jnp.asarray(1 if isinstance(algorithm.aggregate, UniformMean) else weight, dtype)
     steps, loss = jnp.asarray(num_steps, dtype), jnp.asarray(loss, dtype)
     value, steps, loss, noted = weighted((value, steps, loss, noted), weight, accepted)
     return Total(
@@ -424,16 +355,16 @@ def _filled(situation: Situation, total: Total) -> Situation:
     )
 
 
-def _checked(stacked: Stacked | None) -> Stacked:
+def _aggregated(aggregator, total, situation, stacked, memory=None):
+    """The aggregator's value and memory; without a memory it begins anew."""
     if stacked is None:
         raise ValueError(
             "stacked must be given: this algorithm's aggregator sees all contributions at once. Got"
             " None."
         )
-    return stacked
-
-
-def _aggregated(aggregator, total, situation, stacked, memory):
+    if memory is None:
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stacked.value)
+        memory = aggregator.init(one)
     has_say = stacked.ids >= 0
     weights = jnp.where(has_say, stacked.weights, 0)
     weights = weights / jnp.where(total.weight > 0, total.weight, 1)
@@ -443,25 +374,5 @@ def _aggregated(aggregator, total, situation, stacked, memory):
     return trees.select(total.weight > 0, value, trees.zeros_like(value)), memory
 
 
-def _by_parts(rule, stacked, situation, memory):
-    del situation
-    present = (stacked.ids >= 0).astype(stacked.weights.dtype)
-    uniform = present / jnp.maximum(jnp.sum(present), 1)
-
-    def part(node):
-        value, weights = (node.value, uniform) if _is_uniform(node) else (node, stacked.weights)
-        wide = jax.tree.map(lambda leaf: leaf.astype(trees.sum_dtype(leaf.dtype)), value)
-        return rule(wide, weights)
-
-    value = stacked.value
-    if hasattr(value, "_fields") and not isinstance(value, (Variables, Uniform)):
-        return type(value)(*map(part, value)), memory
-    return part(value), memory
-
-
-def _is_uniform_mean(aggregate: Any) -> bool:
-    return getattr(aggregate, "func", None) is uniform_mean
-
-
-def _is_uniform(node: Any) -> bool:
+def _is_uniform(node: object) -> bool:
     return isinstance(node, Uniform)

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_opt.core import checks
-from fedjax_opt.core.targets import first_reached
-from fedjax_opt.metrics import smooth
+from fedjax_opt.metrics import rounds_to_target, smooth
 
 #: By what the best of several hyperparameters may be chosen, and what it means.
 CRITERIA = {
@@ -224,8 +223,9 @@ def score(curve: Curves, by: Rule) -> np.ndarray:
         area = np.trapezoid(values, curve.rounds, axis=1) / max(span, 1)
         scores = area if span else values[:, 0]
     else:
-        places = [first_reached(row, by.target, by.maximise) for row in values]
-        scores = np.array([np.inf if i is None else curve.rounds[i] for i in places], float)
+        assert by.target is not None  # it is the criterion's
+        firsts = [rounds_to_target(curve.rounds, row, by.target, by.maximise) for row in values]
+        scores = np.array([np.inf if first is None else first for first in firsts], float)
     return np.where(whole, scores, np.nan)
 
 
@@ -475,7 +475,8 @@ def _band(table: np.ndarray) -> Band:
 
 
 def _to_match(row: Row, target: float, by: Rule) -> dict[str, float]:
-    place = first_reached(row.bands[by.metric].mean, target, by.maximise)
+    curve = row.bands[by.metric].mean
+    place = rounds_to_target(np.arange(len(curve)), curve, target, by.maximise)
     if place is None:
         return {}
     return {name: float(column[place]) for name, column in row.spent.items()}

@@ -14,7 +14,7 @@ from fedjax_opt.core import FederatedState, Federation, StaticInt, checks, init_
 from fedjax_opt.core.client_data import in_memory
 from fedjax_opt.core.controller import first_algorithm
 from fedjax_opt.core.struct import changed
-from fedjax_opt.engine.preparation import prepare
+from fedjax_opt.engine.run import prepare
 from fedjax_opt.execution import Strategy
 from fedjax_opt.execution.strategies import place
 from fedjax_opt.experiments import waves

@@ -16,13 +16,12 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_opt.core import first_state
-from fedjax_opt.core.controller import first_algorithm, started
-from fedjax_opt.core.federation import Federation, initial_variables
+from fedjax_opt.core.controller import first_algorithm
+from fedjax_opt.core.federation import Federation, initial_variables, with_controllers
 from fedjax_opt.core.struct import changed
 from fedjax_opt.engine import evaluate, personal_variables
 from fedjax_opt.engine.evaluate import mean_over_rows
-from fedjax_opt.engine.preparation import Prepared
-from fedjax_opt.engine.run import one_round
+from fedjax_opt.engine.run import Prepared, one_round
 from fedjax_opt.execution import Strategy, memory, strategies
 from fedjax_opt.execution.placement import CLIENTS
 
@@ -182,7 +181,7 @@ def begin(shared: Shared, wave: Axis, setup: Setup) -> Any:
         variables = initial_variables(federation, key)
         first = first_algorithm(prepared.algorithm)
         state = first_state(first, variables, federation.num_clients, jax.random.fold_in(key, 1))
-        return (), started(prepared.controls, state)
+        return (), with_controllers(prepared.algorithm, federation, state)
 
     return strategies.map_reduce(setup.trials, one, shared, wave)[1]
 

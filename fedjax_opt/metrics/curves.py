@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 
 from fedjax_opt.core import checks
-from fedjax_opt.core.targets import first_reached
 
 
 def smooth(values: Any, decay: float = 0.9) -> np.ndarray:
@@ -51,5 +50,6 @@ def rounds_to_target(rounds: Any, values: Any, target: float, maximise: bool = T
       >>> fo.metrics.rounds_to_target([10, 20, 30], [0.5, 0.8, 0.9], target=0.75)
       20
     """
-    index = first_reached(values, target, maximise)
-    return None if index is None else int(np.asarray(rounds)[index])
+    values = np.asarray(values)
+    reached = np.flatnonzero(values >= target if maximise else values <= target)  # NaN never is
+    return int(np.asarray(rounds)[reached[0]]) if len(reached) else None

@@ -20,15 +20,14 @@ from jax.tree_util import Partial
 
 from fedjax_opt.core.algorithm import Algorithm, Scheduled
 from fedjax_opt.core.client_data import ClientData, StoredClients, in_memory
+from fedjax_opt.core.cohorts import Sampler
 from fedjax_opt.core.controller import Controller, first_algorithm
 from fedjax_opt.core.federation import Federation, initial_variables
 from fedjax_opt.core.model import Model
-from fedjax_opt.core.sampler import Sampler
 from fedjax_opt.core.state import FederatedState, as_key, check_state, first_state
 from fedjax_opt.core.struct import changed
 from fedjax_opt.engine.evaluate import evaluate_clients, evaluate_each, personal_variables
-from fedjax_opt.engine.preparation import Prepared
-from fedjax_opt.engine.run import seats
+from fedjax_opt.engine.run import Prepared, seats
 from fedjax_opt.execution import distributed, placement, row_exchange
 from fedjax_opt.execution.client_table import ClientRows
 from fedjax_opt.execution.strategies import Strategy, place

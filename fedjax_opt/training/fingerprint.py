@@ -27,8 +27,7 @@ from fedjax_opt.core.algorithm import Algorithm
 from fedjax_opt.core.client_data import ClientData, StoredClients
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.core.struct import changed
-from fedjax_opt.engine.preparation import Prepared
-from fedjax_opt.engine.run import one_round
+from fedjax_opt.engine.run import Prepared, one_round
 from fedjax_opt.execution.strategies import Strategy
 
 Texts = dict[str, dict[str, str]]

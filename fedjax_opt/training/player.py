@@ -1,5 +1,6 @@
 """A run between two chunks of rounds, and the program that plays the next one."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,8 +20,7 @@ from fedjax_opt.core.federation import Federation, init_state
 from fedjax_opt.core.info import Info
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.core.struct import changed
-from fedjax_opt.engine.preparation import Prepared, prepare
-from fedjax_opt.engine.run import one_round
+from fedjax_opt.engine.run import Prepared, one_round, prepare
 from fedjax_opt.execution import memory, placement
 from fedjax_opt.execution.strategies import Strategy, place, resolve
 from fedjax_opt.storage.client_states import ClientStore
@@ -54,7 +54,8 @@ class Player:
         steps = federation.local_steps
         if isinstance(steps, StaticInt):  # traced: another K compiles nothing
             federation = changed(federation, local_steps=jnp.int32(int(steps)))
-        self.algorithm = first_algorithm(algorithm)
+        is_scheduled = isinstance(algorithm, Scheduled)
+        self.algorithm = first_algorithm(algorithm) if is_scheduled else algorithm
         self.federation, self.measurements, self._chunk = federation, measurements, chunk
         # What brings clients' states and examples to the devices; None if all of them are there.
         self.states = None if store is None else chunks.StoreStates(store, chunk, keep)
@@ -196,7 +197,7 @@ def _with_step_scale(prepared: Prepared, scale: jax.Array) -> Prepared:
         return changed(prepared, algorithm=algorithm._replace(server_step=step))
     rate = algorithm.setting
     if isinstance(rate, Controller):
-        rate = rate._replace(value=Partial(_scaled, rate.value, scale))
+        rate = dataclasses.replace(rate, value=Partial(_scaled, rate.value, scale))
     elif callable(rate):
         rate = Partial(_scaled, rate, scale)
     else:

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from fedjax_opt.core import Aggregator, Algorithm, StaticInt, checks, trees
-from fedjax_opt.core.algorithm import as_partial
-from fedjax_opt.engine import server
+from fedjax_opt.core.algorithm import Uniform, UniformMean, Variables, as_partial
 
 
 def aggregated(algorithm: Algorithm, aggregator: Any) -> Algorithm:
@@ -56,11 +55,11 @@ def aggregated(algorithm: Algorithm, aggregator: Any) -> Algorithm:
             f" fedjax_opt.aggregators.coordinate_median(), or an Aggregator, got {aggregator!r}."
         )
     rule = as_partial(aggregator)
-    if rule.func is server.weighted_mean:
+    if rule.func is _weighted_mean:
         return algorithm
-    if rule.func is server.uniform_mean:
-        return algorithm._replace(aggregate=rule)
-    return algorithm._replace(aggregate=Aggregator(_no_memory, server.by_parts(rule)))
+    if rule.func is _uniform_mean:
+        return algorithm._replace(aggregate=UniformMean())
+    return algorithm._replace(aggregate=Aggregator(_no_memory, Partial(_by_parts, rule)))
 
 
 def _no_memory(shapes):
@@ -77,7 +76,7 @@ def weighted_mean() -> Partial:
       >>> float(rule(jnp.array([0.0, 10.0]), jnp.array([0.75, 0.25])))
       2.5
     """
-    return Partial(server.weighted_mean)
+    return Partial(_weighted_mean)
 
 
 def uniform_mean() -> Partial:
@@ -90,7 +89,7 @@ def uniform_mean() -> Partial:
       >>> float(rule(jnp.array([0.0, 10.0]), jnp.array([0.75, 0.25])))
       5.0
     """
-    return Partial(server.uniform_mean)
+    return Partial(_uniform_mean)
 
 
 def coordinate_median() -> Partial:
@@ -149,13 +148,53 @@ def geometric_median(iterations: int = 32, smoothing: Any = 1e-6) -> Partial:
     return Partial(_geometric_median, StaticInt(iterations), smoothing)
 
 
+def _by_parts(rule, stacked, situation, memory):
+    """Hands each part of the contributions to a rule of (values, weights).
+
+    A part is a field of the contribution (the change of the model, the change of a control variate):
+    they have different units, and a rule that measures distances must not mix them.
+    """
+    del situation
+    present = (stacked.ids >= 0).astype(stacked.weights.dtype)
+    uniform = present / jnp.maximum(jnp.sum(present), 1)
+
+    def part(node):
+        marked = isinstance(node, Uniform)
+        value, weights = (node.value, uniform) if marked else (node, stacked.weights)
+        wide = jax.tree.map(lambda leaf: leaf.astype(trees.sum_dtype(leaf.dtype)), value)
+        return rule(wide, weights)
+
+    value = stacked.value
+    if hasattr(value, "_fields") and not isinstance(value, (Variables, Uniform)):
+        return type(value)(*map(part, value)), memory
+    return part(value), memory
+
+
+def _uniform_mean(values, weights):
+    votes = (weights > 0).astype(weights.dtype)
+    return _weighted_mean(values, votes / jnp.maximum(jnp.sum(votes), 1))
+
+
+def _weighted_mean(values, weights):
+    def mean(leaf):
+        return jnp.tensordot(weights.astype(leaf.dtype), _heard(leaf, weights, 0), axes=1)
+
+    return jax.tree.map(mean, values)
+
+
+def _heard(leaf, weights, instead):
+    """The values of those who have a say; others may have computed anything, NaN too."""
+    has_say = (weights > 0).reshape(-1, *[1] * (leaf.ndim - 1))
+    return jnp.where(has_say, leaf, jnp.asarray(instead, leaf.dtype))
+
+
 def _median(values, weights):
     count = jnp.sum(weights > 0, dtype=jnp.int32)
     lower, upper = jnp.maximum((count - 1) // 2, 0), count // 2
 
     def median(leaf):
         # Those without a say come last.
-        ordered = jnp.sort(server.heard(leaf, weights, jnp.inf), axis=0)
+        ordered = jnp.sort(_heard(leaf, weights, jnp.inf), axis=0)
         return (ordered[lower] + ordered[upper]) / 2
 
     return jax.tree.map(median, values)
@@ -167,7 +206,7 @@ def _trimmed_mean(fraction, values, weights):
     cut = cut.astype(jnp.int32)
 
     def mean(leaf):
-        ordered = jnp.sort(server.heard(leaf, weights, jnp.inf), axis=0)
+        ordered = jnp.sort(_heard(leaf, weights, jnp.inf), axis=0)
         place = jnp.arange(leaf.shape[0], dtype=jnp.int32)
         inside = ((place >= cut) & (place < count - cut)).reshape(-1, *[1] * (leaf.ndim - 1))
         kept = jnp.maximum(count - 2 * cut, 1).astype(leaf.dtype)
@@ -183,7 +222,7 @@ def _geometric_median(iterations, smoothing, values, weights):
     squares = _squared_distances(values, start)
     # Who is infinitely far away pulls nothing.
     weights = jnp.where(jnp.isfinite(squares), weights, 0)
-    values = jax.tree.map(lambda leaf: server.heard(leaf, weights, 0), values)
+    values = jax.tree.map(lambda leaf: _heard(leaf, weights, 0), values)
     smallest = jnp.asarray(smoothing, squares.dtype) ** 2
 
     def distances(centre):
@@ -192,7 +231,7 @@ def _geometric_median(iterations, smoothing, values, weights):
 
     def one(_, centre):
         pull = weights.astype(squares.dtype) / distances(centre)
-        return server.weighted_mean(values, pull / jnp.sum(pull))
+        return _weighted_mean(values, pull / jnp.sum(pull))
 
     # From the mean of the values drawn in to the usual distance from the median: outliers start
     # near, and a median that is one of the values does not hold the iteration fast.
@@ -205,7 +244,7 @@ def _geometric_median(iterations, smoothing, values, weights):
         return centre[None] + factor * (leaf - centre[None])
 
     near = jax.tree.map(drawn_in, values, start)
-    centre = server.weighted_mean(near, weights / jnp.sum(weights))
+    centre = _weighted_mean(near, weights / jnp.sum(weights))
     return jax.lax.fori_loop(0, int(iterations), one, centre)
 
 

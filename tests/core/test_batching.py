@@ -84,85 +84,51 @@ def test_replacement_is_uniform_and_always_full():
     assert stats.chi2_contingency(table).pvalue > LEVEL
 
 
+def run(data, rounds=1, model=problems.MODEL, **options):
+    """Rounds of FedAvg in which all clients take part."""
+    size = len(data)
+    federation = fo.Federation(model, data, cohort=fo.cohorts.cyclic(size), **options)
+    return fo.run_rounds(FEDAVG, federation, problems.start(FEDAVG, size), rounds)
+
+
 def test_clients_and_rounds_draw_differently():
-    data = problems.ragged([6, 6])
-    state = problems.start(FEDAVG, 2)
-    model = fo.Model(problems.MODEL.init, _first_row)
-    run = fo.run_rounds(
-        FEDAVG,
-        fo.Federation(model, data, cohort=fo.cohorts.cyclic(2), local_steps=1, batch_size=6),
-        state,
-        2,
-    )
-    # The metric reads the first row of each minibatch: two clients with the same data would agree.
+    """The metric reads the first row of each minibatch: two clients with the same data would agree."""
+
+    def first_row(variables, batch, key):
+        del key
+        return batch["y"][0] + 0 * jnp.sum(variables.params["w"]), fo.Aux(losses=batch["y"])
+
+    data, model = problems.ragged([6, 6]), fo.Model(problems.MODEL.init, first_row)
     twins = fo.ClientData.from_list([data[0], data[0]])
-    other = fo.run_rounds(
-        FEDAVG,
-        fo.Federation(model, twins, cohort=fo.cohorts.cyclic(2), local_steps=1, batch_size=6),
-        state,
-        20,
-    )
-    assert len(np.unique(run.history.client_loss)) == 4
-    assert np.any(other.history.client_loss[:, 0] != other.history.client_loss[:, 1])
-    assert len(np.unique(other.history.client_loss[:, 0])) > 1
+    seen = run(data, 2, model, local_steps=1, batch_size=6).history.client_loss
+    of_twins = run(twins, 20, model, local_steps=1, batch_size=6).history.client_loss
+    assert len(np.unique(seen)) == 4
+    assert np.any(of_twins[:, 0] != of_twins[:, 1])
+    assert len(np.unique(of_twins[:, 0])) > 1
 
 
-def _first_row(variables, batch, key):
-    del key
-    return batch["y"][0] + 0 * jnp.sum(variables.params["w"]), fo.Aux(losses=batch["y"])
-
-
-@pytest.mark.parametrize("sizes", [(3, 8, 13), (4, 8, 12)])
-def test_local_epochs_take_the_steps_that_each_size_needs(sizes):
-    run = fo.run_rounds(
-        FEDAVG,
-        fo.Federation(
-            problems.MODEL,
-            problems.ragged(sizes),
-            cohort=fo.cohorts.cyclic(3),
-            local_steps=fo.epochs(3),
-            batch_size=4,
-        ),
-        problems.start(FEDAVG, 3),
-        2,
-    )
-    np.testing.assert_array_equal(run.history.num_steps, [[3 * -(-n // 4) for n in sizes]] * 2)
-
-
-def test_epochs_may_differ_between_clients():
-    run = fo.run_rounds(
-        FEDAVG,
-        fo.Federation(
-            problems.MODEL,
-            problems.ragged([3, 8]),
-            cohort=fo.cohorts.cyclic(2),
-            local_steps=fo.epochs(jnp.array([5, 2])),
-            batch_size=4,
-        ),
-        problems.start(FEDAVG, 2),
-        1,
-    )
-    assert run.history.num_steps.tolist() == [[5, 4]]
+@pytest.mark.parametrize(
+    ("sizes", "epochs"), [((3, 8, 13), 3), ((4, 8, 12), 3), ((3, 8), jnp.array([5, 2]))]
+)
+def test_local_epochs_take_the_steps_that_each_size_needs(sizes, epochs):
+    """Whether they differ between clients or not."""
+    found = run(problems.ragged(sizes), 2, local_steps=fo.epochs(epochs), batch_size=4).history
+    expected = np.broadcast_to(epochs, len(sizes)) * [-(-n // 4) for n in sizes]
+    np.testing.assert_array_equal(found.num_steps, [expected] * 2)
 
 
 def test_the_gradient_of_a_partly_filled_batch_is_the_mean_over_its_rows():
     """One step on fewer rows than B: FedAvg's update is then the client's exact gradient."""
     sizes = (1, 2, 5)
-    data, state = problems.ragged(sizes), problems.start(FEDAVG, 3)
-    run = fo.run_rounds(
-        FEDAVG,
-        fo.Federation(
-            problems.MODEL, data, cohort=fo.cohorts.cyclic(3), local_steps=1, batch_size=8
-        ),
-        state,
-        1,
-    )
-    w = np.asarray(state.variables.params["w"])
-    steps = [-0.1 * problems.gradient(w, c["x"], c["y"]) for c in (data[i] for i in range(3))]
+    data = problems.ragged(sizes)
+    w = np.asarray(problems.start(FEDAVG, 3).variables.params["w"])
+    found = run(data, local_steps=1, batch_size=8)
+    clients = [data[i] for i in range(3)]
+    steps = [-0.1 * problems.gradient(w, c["x"], c["y"]) for c in clients]
     expected = w + np.average(steps, axis=0, weights=sizes)
-    problems.assert_close(run.state.variables.params["w"], expected)
-    losses = [problems.mean_loss(w, data[i]["x"], data[i]["y"]) for i in range(3)]
-    problems.assert_close(run.history.client_loss[0], np.array(losses))
+    problems.assert_close(found.state.variables.params["w"], expected)
+    losses = np.array([problems.mean_loss(w, c["x"], c["y"]) for c in clients])
+    problems.assert_close(found.history.client_loss[0], losses)
 
 
 def test_what_is_not_a_mean_over_rows_stays_in_the_loss():
@@ -172,41 +138,29 @@ def test_what_is_not_a_mean_over_rows_stays_in_the_loss():
         loss, aux = problems.MODEL.loss(variables, batch, key)
         return loss + 0.5 * jnp.sum(variables.params["w"] ** 2), aux
 
-    data, state = problems.ragged([3]), problems.start(FEDAVG, 1)
-    run = fo.run_rounds(
-        FEDAVG,
-        fo.Federation(
-            fo.Model(problems.MODEL.init, decayed), data, cohort=1, local_steps=1, batch_size=8
-        ),
-        state,
-        1,
-    )
-    w = np.asarray(state.variables.params["w"])
+    data, model = problems.ragged([3]), fo.Model(problems.MODEL.init, decayed)
+    w = np.asarray(problems.start(FEDAVG, 1).variables.params["w"])
+    found = run(data, model=model, local_steps=1, batch_size=8).state.variables.params["w"]
     gradient = problems.gradient(w, data[0]["x"], data[0]["y"]) + w
-    problems.assert_close(run.state.variables.params["w"], w - 0.1 * gradient)
-
-
-def without_losses(variables, batch, key):
-    return problems.MODEL.loss(variables, batch, key)[0], fo.Aux()
-
-
-BARE = fo.Model(problems.MODEL.init, without_losses)
-
-
-def run_bare(sizes, **options):
-    federation = fo.Federation(
-        BARE, problems.ragged(sizes), cohort=len(sizes), local_steps=2, batch_size=4, **options
-    )
-    return fo.run_rounds(FEDAVG, federation, problems.start(FEDAVG, len(sizes)), 1)
-
-
-def test_partial_batches_need_the_loss_of_each_example():
-    with pytest.raises(ValueError, match=r"partly filled .* return Aux\(losses=\.\.\.\)"):
-        run_bare([4, 6])
+    problems.assert_close(found, w - 0.1 * gradient)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "options"), [([4, 8], {}), ([4, 6], {"batching": "replacement"})]
+    ("sizes", "batching", "is_full"),
+    [([4, 6], "shuffled", False), ([4, 8], "shuffled", True), ([4, 6], "replacement", True)],
 )
-def test_full_batches_need_no_loss_of_each_example(sizes, options):
-    assert np.isfinite(run_bare(sizes, **options).history.loss[0])
+def test_only_partial_batches_need_the_loss_of_each_example(sizes, batching, is_full):
+    def without_losses(variables, batch, key):
+        return problems.MODEL.loss(variables, batch, key)[0], fo.Aux()
+
+    def bare():
+        model = fo.Model(problems.MODEL.init, without_losses)
+        return run(
+            problems.ragged(sizes), model=model, local_steps=2, batch_size=4, batching=batching
+        )
+
+    if is_full:
+        assert np.isfinite(bare().history.loss[0])
+        return
+    with pytest.raises(ValueError, match=r"partly filled .* return Aux\(losses=\.\.\.\)"):
+        bare()

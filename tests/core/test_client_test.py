@@ -82,16 +82,9 @@ def test_what_is_private_is_part_of_a_clients_model():
     algorithm = fo.private(ALGORITHM, "params/own")
     model, params = fo.Model(None, loss), {"w": jnp.zeros(2), "own": jnp.zeros(())}
     state = fo.first_state(algorithm, params, 2)
-    first = fo.run_rounds(
-        algorithm, fo.Federation(model, data, cohort=2, local_steps=2, batch_size=2), state, 1
-    )
-    again = fo.run_rounds(
-        algorithm,
-        fo.Federation(model, data, cohort=2, local_steps=2, batch_size=2, client_test=data),
-        first.state,
-        1,
-        diagnostics=["user_metrics"],
-    )
+    federation = fo.Federation(model, data, cohort=2, local_steps=2, batch_size=2, client_test=data)
+    first = fo.run_rounds(algorithm, federation, state, 1)
+    again = fo.run_rounds(algorithm, federation, first.state, 1, diagnostics=["user_metrics"])
     own = fo.evaluate_clients(model, fo.personal_variables(algorithm, first.state), data)["loss"]
     received = again.history.diagnostics["user_loss"][0, :, 0]
     np.testing.assert_allclose(received, own[again.history.cohort[0]], rtol=1e-12)

@@ -9,8 +9,8 @@ import pytest
 
 import fedjax_opt as fo
 from fedjax_opt import optimizers as opt
+from fedjax_opt.core.cohorts import available, cyclic, unreliable
 from fedjax_opt.core.model import Variables
-from fedjax_opt.engine.cohorts import available, cyclic, unreliable
 from tests.algorithms import helpers
 from tests.core import problems
 
@@ -247,8 +247,8 @@ def test_those_who_were_asked_in_vain_have_names():
     codes, asked = np.asarray(faults.code), np.asarray(faults.client) >= 0
     assert not codes[~asked].any()
     assert set(codes[asked].tolist()) == {0, fo.Fault.DROPPED_OUT}
-    ids, filled = unreliable(cyclic(3), dropout=1.0).asks(jax.random.key(0), jnp.int32(1), 6)
-    assert ids.tolist() == [3, 4, 5] and np.all(filled)
+    drawn = unreliable(cyclic(3), dropout=1.0).outcome(jax.random.key(0), jnp.int32(1), 6)
+    assert drawn.asked.tolist() == [3, 4, 5] and not np.any(drawn.done)
 
 
 def test_those_who_would_be_late_are_named_and_counted_as_such(caplog):

@@ -8,7 +8,7 @@ import pytest
 import fedjax_opt as fo
 from fedjax_opt import optimizers as opt
 from fedjax_opt.core import trees
-from fedjax_opt.core.messages import received, sent
+from fedjax_opt.core.algorithm import received, sent
 from fedjax_opt.engine.round import _SERVER
 from tests.algorithms import helpers
 from tests.algorithms.matrix import ROWS

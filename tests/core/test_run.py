@@ -198,33 +198,25 @@ def test_where_nobody_is_reachable_nothing_changes(algorithm):
     assert two.history.finite.all()
 
 
-def test_a_client_in_no_cohort_keeps_its_state():
-    algorithm = fo.scaffold(SGD)
-    result = run(algorithm, 2)
-    seen = np.unique(result.history.cohort)
-    control = np.asarray(result.state.clients.control["w"])
-    assert 0 < len(seen) < N
-    assert np.all(control[np.setdiff1d(np.arange(N), seen)] == 0) and np.all(control[seen] != 0)
-
-
-def test_the_population_must_be_the_same_everywhere():
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"state": 7}, "state was made for 7 clients, but the federation has 6"),
+        ({"cohort": fo.cohorts.weighted(2, np.ones(4))}, "made for 4 clients, but there are 6"),
+        (
+            {"cohort": fo.cohorts.available(2, np.ones((3, 7)))},
+            "made for 7 clients, but there are 6",
+        ),
+        ({"cohort": fo.cohorts.dynamic_pool(2, pool_size=7, every=2)}, r"pool.* 7"),
+        ({"cohort": fo.cohorts.available(2, lambda t: jnp.ones(N - 1))}, "availability.*5"),
+        ({"cohort": fo.cohorts.available(2, lambda t: jnp.ones(N + 1))}, "availability.*7"),
+        ({"local_steps": lambda t: jnp.ones(N - 1, jnp.int32)}, "local_steps.*5"),
+        ({"local_steps": lambda t: jnp.ones(N + 1, jnp.int32)}, "local_steps.*7"),
+    ],
+)
+def test_the_population_must_be_the_same_everywhere(options, message):
     algorithm = fo.fedavg(SGD)
-    with pytest.raises(ValueError, match="state was made for 7 clients, but the federation has 6"):
-        run(algorithm, state=problems.start(algorithm, 7))
-    with pytest.raises(ValueError, match="cohort was made for 4 clients, but there are 6"):
-        run(algorithm, cohort=fo.cohorts.weighted(2, np.ones(4)))
-    with pytest.raises(ValueError, match="cohort was made for 7 clients, but there are 6"):
-        run(algorithm, cohort=fo.cohorts.available(2, np.ones((3, 7))))
-
-
-def test_a_pool_must_not_be_larger_than_the_population():
-    with pytest.raises(ValueError, match=r"pool.* 7"):
-        run(fo.fedavg(SGD), cohort=fo.cohorts.dynamic_pool(2, pool_size=7, every=2))
-
-
-@pytest.mark.parametrize("length", [N - 1, N + 1])
-def test_a_function_must_return_one_value_per_client(length):
-    with pytest.raises(ValueError, match=f"availability.*{length}"):
-        run(fo.fedavg(SGD), cohort=fo.cohorts.available(2, lambda t: jnp.ones(length)))
-    with pytest.raises(ValueError, match=f"local_steps.*{length}"):
-        run(fo.fedavg(SGD), local_steps=lambda t: jnp.ones(length, jnp.int32))
+    if "state" in options:
+        options = {"state": problems.start(algorithm, options["state"])}
+    with pytest.raises(ValueError, match=message):
+        run(algorithm, **options)

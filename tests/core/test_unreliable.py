@@ -10,7 +10,7 @@ from scipy import stats
 
 import fedjax_opt as fo
 from fedjax_opt import optimizers as opt
-from fedjax_opt.engine.cohorts import available, cyclic, uniform, unreliable
+from fedjax_opt.core.cohorts import available, cyclic, uniform, unreliable
 from tests.algorithms import helpers
 from tests.core import problems
 
