@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chex
 import jax
@@ -71,10 +71,6 @@ class Prepared:
     def controls(self) -> controller.Controls:
         """What a controller may set."""
         return controls_of(self.algorithm, self.federation)
-
-    def replace(self, **changes: Any) -> "Prepared":
-        """The same with other fields."""
-        return changed(self, **changes)
 
     def with_clients(self, clients: ClientData | int) -> "Prepared":
         """The same with other examples of the same clients."""
@@ -146,11 +142,11 @@ def run_rounds(
     if strategy.name == "auto" or strategy.memory_limit is not None:
         # Settled by what one compiled round needs.
         def compiled(option: Strategy) -> jax.stages.Compiled:
-            shapes = trees.shapes_of((prepared.replace(strategy=option), state))
+            shapes = trees.shapes_of((changed(prepared, strategy=option), state))
             return _scan_rounds.lower(*shapes, 1).compile()
 
         size = prepared.federation.cohort.size
-        prepared = prepared.replace(strategy=fit(strategy, size, compiled, prepared, state))
+        prepared = changed(prepared, strategy=fit(strategy, size, compiled, prepared, state))
     if not placement.is_simple(prepared.strategy.mesh) and not checks.is_traced(prepared, state):
         prepared, state = strategies.place((prepared, state), prepared.strategy)
     return _scan_rounds(prepared, state, rounds)

@@ -231,7 +231,7 @@ def _prepared(setup: Setup, shared: Shared, trial: Axis) -> Prepared:
         leaves[place] = value
     algorithm, fields = jax.tree.unflatten(structure, leaves)
     federation = changed(prepared.federation, **fields)
-    return prepared.replace(algorithm=algorithm, federation=federation, strategy=setup.clients)
+    return changed(prepared, algorithm=algorithm, federation=federation, strategy=setup.clients)
 
 
 def _of_users(model: Any, own: Callable[[Any], Any], test: Any, batch_size: int) -> Any:

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from fedjax_opt.core import trees
 from fedjax_opt.core.algorithm import Algorithm
 from fedjax_opt.core.client_data import ClientData, StoredClients
 from fedjax_opt.core.state import FederatedState
@@ -110,9 +111,7 @@ def _program(prepared: Prepared, state: FederatedState, algorithm: Algorithm) ->
     prepared = changed(prepared.with_clients(data), strategy=Strategy("scan"))
     stacked = jax.vmap(algorithm.init_client, in_axes=None, axis_size=clients.num_clients)  # type: ignore[call-arg]
     state = state._replace(clients=jax.eval_shape(stacked, state.variables))
-    shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), (prepared, state)
-    )
+    shapes = trees.shapes_of((prepared, state))
     # A new function: JAX remembers the jaxprs of those that it has seen, whatever globals they read.
     return {"round": of_jaxpr(jax.make_jaxpr(lambda *given: one_round(*given))(*shapes))}
 

@@ -161,10 +161,7 @@ class Player:
         count = jax.ShapeDtypeStruct((), jnp.int32)
 
         def compiled(option: Strategy) -> jax.stages.Compiled:
-            shapes = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)),
-                (changed(seen, strategy=option), self._seen),
-            )
+            shapes = trees.shapes_of((changed(seen, strategy=option), self._seen))
             return _play.lower(*shapes, count, self._chunk).compile()
 
         tests = federation.validation, self.federation.test, self.federation.client_test
