@@ -9,6 +9,7 @@ inside the compiled run, is saved with it, and resumes with it:
 A round that was not applied, or that nobody reported in, changes no controller.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -57,11 +58,15 @@ class Controller:
 
     init: Callable[[], Memory]
     update: Callable[[Memory, Info], Memory]
-    value: Callable[[Memory, Number], Number]
+    value: Callable[..., Number]
     every: Number | None = None
 
     def __post_init__(self) -> None:
         put(self, **{name: as_partial(function) for name, function in vars(self).items()})
+
+    def _replace(self, **functions: Any) -> "Controller":
+        """The same controller with other functions."""
+        return dataclasses.replace(self, **functions)
 
 
 class Controls(NamedTuple):

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Callable, Sequence
 
-import chex
+from fedjax_opt.core.aliases import Tree
 
-Matcher = Callable[[str, chex.Array], bool]
+Matcher = Callable[[str, Tree], bool]
 
 
 def matcher(where: str | Sequence[str] | Matcher) -> Matcher:

@@ -1,6 +1,5 @@
 """A run between two chunks of rounds, and the program that plays the next one."""
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -194,7 +193,7 @@ def _with_step_scale(prepared: Prepared, scale: jax.Array) -> Prepared:
         return changed(prepared, algorithm=algorithm._replace(server_step=step))
     rate = algorithm.setting
     if isinstance(rate, Controller):
-        rate = dataclasses.replace(rate, value=Partial(_scaled, rate.value, scale))
+        rate = rate._replace(value=Partial(_scaled, rate.value, scale))
     elif callable(rate):
         rate = Partial(_scaled, rate, scale)
     else:
