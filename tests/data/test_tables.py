@@ -398,6 +398,7 @@ GOOD = {"who": ["a", "b"], "x": [1.0, 2.0], "t": ["one word", "two words"]}
         ({}, {"image_size": 0}, "image_size must be a whole number of at least 1, got 0"),
         ({}, {"split": "train"}, "split must be None for a table without splits, got 'train'"),
         ({"who": [0.5, 1.0]}, {"client": "who"}, "must be text or whole numbers"),
+        ({"who": [1.0, np.inf]}, {"client": "who"}, "must be text or whole numbers, .* got floats"),
         ({"who": ["a", ""]}, {"client": "who"}, "a client's name in each row, got empty text in row 1"),
         ({"who": ["a", None]}, {"client": "who"}, "'who' must have a value .* none in row 1"),
         ({"who": ["a", 1]}, {"client": "who"}, "numbers, images or text throughout, got 1 in row 1"),
