@@ -157,8 +157,9 @@ def as_bits(numbers: np.ndarray, width: int) -> np.ndarray:
       >>> as_bits(np.array([1, 6]), 3).tolist()
       [1, 0, 0, 0, 1, 1]
     """
-    as_bytes = numbers.astype("<u4").view(np.uint8).reshape(-1, 4)
-    return np.unpackbits(as_bytes, axis=1, count=width, bitorder="little").reshape(-1)
+    whole = _integers(width)
+    bits = np.unpackbits(numbers.astype(whole).view(np.uint8), bitorder="little")
+    return bits.reshape(-1, 8 * whole.itemsize)[:, :width].reshape(-1)
 
 
 def as_numbers(bits: np.ndarray, width: int) -> np.ndarray:
@@ -168,7 +169,12 @@ def as_numbers(bits: np.ndarray, width: int) -> np.ndarray:
       >>> as_numbers(np.array([1, 0, 0, 0, 1, 1]), 3).tolist()
       [1, 6]
     """
-    packed = np.packbits(bits.reshape(-1, width), axis=1, bitorder="little")
-    padded = np.zeros((len(packed), 4), np.uint8)
-    padded[:, : packed.shape[1]] = packed
-    return padded.view("<u4").reshape(-1).astype(np.int64)
+    whole = _integers(width)
+    # Filled up to whole integers: to pack the bits of each number by itself would be many times slower.
+    padded = np.zeros((bits.size // width, 8 * whole.itemsize), np.uint8)
+    padded[:, :width] = bits.reshape(-1, width)
+    return np.packbits(padded, bitorder="little").view(whole).astype(np.int64)
+
+
+def _integers(width: int) -> np.dtype:
+    return np.dtype("<u1" if width <= 8 else "<u2" if width <= 16 else "<u4")

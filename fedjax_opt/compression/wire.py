@@ -226,9 +226,11 @@ def _code_bits(slot: Slot, codes: np.ndarray) -> np.ndarray:
     if slot.quantiser is None:
         return _unpacked(codes.tobytes())
     (together, width), radix = slot.packed, int(slot.quantiser.radix)
-    digits = np.zeros((-(-codes.size // together), together), np.uint32)
-    digits.reshape(-1)[: codes.size] = codes
-    return golomb.as_bits(digits @ radix ** np.arange(together), width)
+    if together > 1:
+        digits = np.zeros((-(-codes.size // together), together))
+        digits.reshape(-1)[: codes.size] = codes
+        codes = digits @ radix ** np.arange(together)
+    return golomb.as_bits(codes, width)
 
 
 def _codes_of(slot: Slot, bits: np.ndarray) -> np.ndarray:
@@ -236,8 +238,10 @@ def _codes_of(slot: Slot, bits: np.ndarray) -> np.ndarray:
     if slot.quantiser is None:
         return np.packbits(bits, bitorder="little").view(slot.dtype)
     (together, width), radix = slot.packed, int(slot.quantiser.radix)
-    numbers = golomb.as_numbers(bits, width)
-    return (numbers[:, None] // radix ** np.arange(together) % radix).reshape(-1).astype(slot.wide)
+    codes = golomb.as_numbers(bits, width)
+    if together > 1:
+        codes = (codes[:, None] // radix ** np.arange(together) % radix).reshape(-1)
+    return codes.astype(slot.wide)
 
 
 def _unpacked(data: bytes | memoryview) -> np.ndarray:
