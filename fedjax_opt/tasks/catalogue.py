@@ -12,9 +12,7 @@ from fedjax_opt.tasks.images import (
     mnist_shards,
     mnist_users,
 )
-from fedjax_opt.tasks.language import plays, sent140, shakespeare
-from fedjax_opt.tasks.sensors import activity
-from fedjax_opt.tasks.writers import femnist, femnist_cnn
+from fedjax_opt.tasks.people import activity, femnist, femnist_cnn, plays, sent140, shakespeare
 
 _TASKS = (
     activity, cifar10_dirichlet, cifar100_dirichlet, cifar100_pam, digits, digits_users,
