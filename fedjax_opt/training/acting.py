@@ -12,7 +12,7 @@ checkpoint; one after it goes on from there.
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -172,7 +172,7 @@ class Acting:
         player.go_on_from(player.state)
         self._begin()
 
-    def _restore(self, number: int) -> dict[str, Any]:
+    def _restore(self, number: int) -> dict[str, Memory]:
         """Takes up the state and the decisions of a checkpoint; what else it holds."""
         player = self._player
         player.state, saved = self._saves.restore(
@@ -183,7 +183,7 @@ class Acting:
         player.memories = saved["memories"]
         return saved
 
-    def _decisions(self) -> dict[str, Any]:
+    def _decisions(self) -> dict[str, Memory]:
         """What going back changes in an earlier checkpoint."""
         player = self._player
         return {

@@ -104,7 +104,7 @@ class Checkpoints:
         self._asynchronous = asynchronous
         self._pending: tuple[int, Future] | None = None
         self._lock: durable.Lock | None = None
-        self._written: list[dict[str, Any]] = []  # the files of the history up to here
+        self._written: list[dict[str, Memory]] = []  # the files of the history up to here
 
     @property
     def rounds(self) -> list[int]:
@@ -138,7 +138,7 @@ class Checkpoints:
     def save(
         self,
         state: FederatedState,
-        history: Mapping[str, Any],
+        history: Mapping[str, Memory],
         *,
         identity: fingerprint.Texts | None = None,
         metrics: Mapping[str, float] | None = None,
@@ -210,7 +210,9 @@ class Checkpoints:
                 shutil.rmtree(folder, ignore_errors=True)
             self._forget_after(max(_numbers(self.directory), default=-1), {})
 
-    def _new_rows(self, history: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    def _new_rows(
+        self, history: Mapping[str, Memory]
+    ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
         """Copies of the rows that no file has yet, and their number by section."""
         rows, counts = {}, {}
         for section in _GROWING:
@@ -229,7 +231,7 @@ class Checkpoints:
     def _finish(
         self,
         partial: pathlib.Path,
-        about: dict[str, Any],
+        about: dict[str, Memory],
         rows: dict[str, np.ndarray],
         counts: dict[str, int],
         protect: tuple[int, ...],
@@ -290,7 +292,7 @@ class Checkpoints:
         *,
         identity: fingerprint.Texts | None = None,
         round: int | None = None,
-    ) -> tuple[FederatedState, dict[str, Any]]:
+    ) -> tuple[FederatedState, dict[str, Memory]]:
         """A checkpoint's state and history, after all of its checksums have been verified.
 
         Args:
@@ -358,7 +360,7 @@ class Checkpoints:
         ]
         return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
-    def _read_history(self, about: Mapping[str, Any]) -> dict[str, Any]:
+    def _read_history(self, about: Mapping[str, Memory]) -> dict[str, Memory]:
         history = from_text(about["memory"])
         history |= from_text(self._went_back().get(str(about["round"]), "{}"))
         parts: dict[str, list[np.ndarray]] = {}
@@ -379,7 +381,7 @@ class Checkpoints:
     def _rows_file(self, number: int) -> pathlib.Path:
         return self.directory / _HISTORY / f"{number:05d}.npz"
 
-    def delete_after(self, round_number: int, remember: Mapping[str, Any] | None = None) -> None:
+    def delete_after(self, round_number: int, remember: Mapping[str, Memory] | None = None) -> None:
         """Deletes the checkpoints of later rounds, the newest first: the run went another way.
 
         Args:

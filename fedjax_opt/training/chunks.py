@@ -23,7 +23,7 @@ from fedjax_opt.core.client_data import ClientData, StoredClients, in_memory
 from fedjax_opt.core.cohorts import Sampler
 from fedjax_opt.core.controller import Controller, first_algorithm
 from fedjax_opt.core.federation import Federation, initial_variables
-from fedjax_opt.core.model import Model
+from fedjax_opt.core.model import Model, Variables
 from fedjax_opt.core.state import FederatedState, as_key, check_state, first_state
 from fedjax_opt.core.struct import changed
 from fedjax_opt.engine.evaluate import evaluate_clients, evaluate_each, personal_variables
@@ -74,7 +74,9 @@ class _Ahead:
 
 
 @partial(jax.jit, static_argnums=(2, 3))
-def cohort_ids(sampler: Sampler, key: jax.Array, chunk: int, num_clients: int, first_round: Any):
+def cohort_ids(
+    sampler: Sampler, key: jax.Array, chunk: int, num_clients: int, first_round: chex.Numeric
+):
     """The ids of the cohorts of a chunk `[chunk, S]`; 0, as in a round, where nobody fills a slot."""
 
     def one(round_number):
@@ -136,7 +138,7 @@ class FileExamples(_Ahead):
         self,
         data: ClientData | StoredClients,
         strategy: Strategy,
-        lineup: Callable[[Any], chex.Array],
+        lineup: Callable[[np.int32], chex.Array],
         parts: int = 1,
     ) -> None:
         super().__init__()
@@ -259,7 +261,9 @@ class StoreStates(_Ahead):
         self._store.open(algorithm, state)
         return self, state._replace(clients=self._store.shapes(int(state.num_clients)))
 
-    def part(self, state: FederatedState, sampler: Sampler) -> tuple[FederatedState, Any]:
+    def part(
+        self, state: FederatedState, sampler: Sampler
+    ) -> tuple[FederatedState, FederatedState]:
         """What the host keeps between chunks, and the shapes that a round sees."""
         num_clients = int(state.num_clients)
         # One more than all cohorts together: an empty slot reads the state of client 0.
@@ -373,5 +377,5 @@ class StoreStates(_Ahead):
             writing.result()
 
 
-def _shifted(own: Partial, first: jax.Array, client: jax.Array) -> Any:
+def _shifted(own: Partial, first: jax.Array, client: jax.Array) -> Variables:
     return own(first + client)

@@ -53,7 +53,7 @@ _WHOLE_BYTES, _BLOCKS = 2**28, 64
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def circumstances() -> dict[str, Any]:
+def circumstances() -> dict[str, object]:
     """When, where and with what a checkpoint is written. Of it, only `versions` are compared."""
     return {
         "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -123,7 +123,7 @@ def of_jaxpr(jaxpr: ClosedJaxpr) -> str:
     return hashlib.sha256("\n".join(found).encode()).hexdigest()[:_DIGITS]
 
 
-def _constants(jaxpr: Any) -> Iterator[chex.Array]:
+def _constants(jaxpr: object) -> Iterator[chex.Array]:
     """All numbers in a program, however deep: as text, arrays are abbreviated or left out."""
     if isinstance(jaxpr, ClosedJaxpr):
         yield from jaxpr.consts

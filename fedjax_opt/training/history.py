@@ -18,8 +18,6 @@ _COLUMNS = ("round", "loss", "first_loss", "update_norm", "cohort", "client_loss
 # A fleet may lose thousands of clients in a round; all of them are in the history.
 _NAMED = 20
 
-Rows = Mapping[str, np.ndarray]
-
 
 class Result(NamedTuple):
     """What a simulated run gave.
@@ -64,7 +62,7 @@ class Columns:
         self._room: dict[str, np.ndarray] = {}
         self._length = 0
 
-    def append(self, rows: Rows) -> None:
+    def append(self, rows: Mapping[str, np.ndarray]) -> None:
         """Adds rows, of the same columns each time."""
         length = self._length
         for name, new in rows.items():

@@ -5,7 +5,6 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 from fedjax_opt.training.history import Result
 
@@ -37,7 +36,7 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self._previous: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
+        self._previous: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
         self.taken: str | None = None  # the name of the first one
 
     def take(self) -> None:

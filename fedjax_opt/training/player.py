@@ -24,7 +24,7 @@ from fedjax_opt.execution import memory, placement
 from fedjax_opt.execution.strategies import Strategy, place, resolve
 from fedjax_opt.storage.client_states import ClientStore
 from fedjax_opt.training import chunks
-from fedjax_opt.training.extensions import Chunk
+from fedjax_opt.training.extensions import Chunk, Memory
 from fedjax_opt.training.history import Columns, rows_of
 
 # A pure function of the algorithm, the federation and a state: numbers by name, or one per client.
@@ -75,7 +75,7 @@ class Player:
             self.start, self._seen = self.states.part(start, federation.cohort)
         self.state, self.round = self.start, int(start.round)
         self.rounds, self.evaluations = Columns(), Columns()  # what is written down
-        self.memories: dict[str, Any] = {}  # what extensions remember, by name
+        self.memories: dict[str, Memory] = {}  # what extensions remember, by name
         self.stops: dict[str, str] = {}  # why they have ended the run
         self.keeps: set[int] = set()  # the rounds that they may go back to
         self.may_go_back = False  # whether they may ask for it, from the first chunk on
