@@ -62,26 +62,22 @@ def whole():
     return play()
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_algorithm_does_not_notice(tmp_path, name):
+CASES = {name: {"algorithm": algorithm} for name, algorithm in ALGORITHMS.items()} | {
+    # Of four slots one is filled on average, so that slots without a client read one as well.
+    "empty slots": {"cohort": fo.cohorts.available(4, np.full(N, 0.03))},
+    "dropout": {
+        "cohort": fo.cohorts.unreliable(fo.cohorts.uniform(4), dropout=0.3, stragglers=0.5)
+    },
+    "everybody": {"cohort": fo.cohorts.uniform(N)},
+    "sharded": {"strategy": "sharded", "rounds": 8},
+    "chunked": {"strategy": fo.Strategy("chunked", size=3), "rounds": 8},
+}
+
+
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
+def test_a_run_with_a_store_is_the_run(tmp_path, options):
     store = fo.ClientStore(tmp_path / "store")
-    device, result = (play(algorithm=ALGORITHMS[name], client_states=s) for s in (None, store))
-    assert_same_run(device, result, store)
-
-
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        # Of four slots one is filled on average, so that slots without a client read one as well.
-        fo.cohorts.available(4, np.full(N, 0.03)),
-        fo.cohorts.unreliable(fo.cohorts.uniform(4), dropout=0.3, stragglers=0.5),
-        fo.cohorts.uniform(N),
-    ],
-    ids=["empty slots", "dropout and stragglers", "everybody"],
-)
-def test_whoever_takes_part(sampler):
-    store = fo.ClientStore()
-    device, result = (play(cohort=sampler, client_states=s) for s in (None, store))
+    device, result = (play(client_states=s, **options) for s in (None, store))
     assert_same_run(device, result, store)
 
 
@@ -95,15 +91,6 @@ def test_clients_of_a_model_that_devices_share(tmp_path):
     device, result = (play(8, client_states=s, **options) for s in (None, store))
     problems.assert_identical(device.state._replace(clients=()), result.state)
     problems.assert_identical(device.state.clients, store.rows(np.arange(7)).states)
-
-
-@pytest.mark.parametrize(
-    "strategy", ["sharded", fo.Strategy("chunked", size=3)], ids=["sharded", "chunked"]
-)
-def test_every_strategy(strategy):
-    store = fo.ClientStore()
-    device, result = (play(8, strategy=strategy, client_states=s) for s in (None, store))
-    assert_same_run(device, result, store)
 
 
 def test_clients_that_never_took_part_have_no_row(tmp_path, whole):
