@@ -25,7 +25,8 @@ _DEFAULTS = {"compare": {"diagnostics": list(DRIFT)}}
 _GRID = (
     "Values to try of a hyperparameter; once for each of them: --grid learning_rate=0.1,0.3 --grid"
     " mu=0.01,0.1. Of a wrapper: clipped.max_norm=1,10; of one algorithm alone: label:learning_rate=0.1;"
-    " or local_steps, local_epochs. With --samples also a range: 'learning_rate=loguniform(0.001,1)'."
+    " or of the federation: local_steps, local_epochs, cohort, batch_size, batching, weighting. With"
+    " --samples also a range: 'learning_rate=loguniform(0.001,1)'."
 )
 
 

@@ -1,22 +1,15 @@
 """Whether an experiment can be run, as far as that is known before its data are loaded."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fedjax_opt.core import checks
 from fedjax_opt.experiments import making
-from fedjax_opt.experiments.experiment import (
-    LABEL,
-    SETTINGS,
-    Experiment,
-    Member,
-    format_range,
-    grid_of,
-    varied,
-)
+from fedjax_opt.experiments.experiment import LABEL, SETTINGS, Experiment, Member
 from fedjax_opt.experiments.hyperparameters import hyperparameters, replaced
 from fedjax_opt.experiments.keys import KEYS
+from fedjax_opt.experiments.points import FIELDS, checked_seeds, grids_of, points_of
 from fedjax_opt.experiments.recipes import (
     CONTROLLERS,
     TASKS,
@@ -51,10 +44,10 @@ def check(experiment: Experiment) -> Experiment:
     _check_words(experiment)
     _check_local_work(experiment)
     _check_labels(experiment.algorithms)
-    _check_search(experiment)
+    grids = _check_search(experiment)
     for member in experiment.algorithms:
         try:
-            grid = grid_of(experiment, member)
+            grid = grids[member.label]
             _check_member(member, grid)
             _check_first_rate(member, grid, experiment.controller)
         except ValueError as error:
@@ -82,11 +75,7 @@ def _check_numbers(experiment: Experiment) -> None:
         value = getattr(experiment, name)
         if value is not None:
             checks.integer(name, value, low=low)
-    if not experiment.seeds:
-        raise ValueError("seeds must hold at least one seed, such as [0], got none.")
-    for seed in experiment.seeds:
-        checks.integer("seeds", seed, low=0)
-    _refuse_repeated("seeds", experiment.seeds)
+    checked_seeds(experiment.seeds)
     checks.number("smoothing", experiment.smoothing, low=0.0, high=1.0, open_high=True)
     if experiment.target is not None:
         # Without a name the metric is the accuracy, or a loss: a target above 1 would never be reached.
@@ -141,61 +130,34 @@ def _check_labels(members: tuple[Member, ...]) -> None:
                 f" with a space; got {member.label!r}."
             )
     labels = [member.label for member in members]
-    advice = " Give each its own, as in 'slow: fedavg(learning_rate=0.01)'."
-    _refuse_repeated("The labels of algorithms", labels, advice)
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ValueError(
+                f"The labels of algorithms must differ, but {label} comes twice. Give each its own, as"
+                " in 'slow: fedavg(learning_rate=0.01)'."
+            )
 
 
-def _check_search(experiment: Experiment) -> None:
+def _check_search(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """The grid of each algorithm."""
     if experiment.samples is not None and not experiment.grid:
         raise ValueError("samples are drawn from a grid: give one, or leave samples out.")
-    for member in experiment.algorithms:
-        axes = grid_of(experiment, member).values()
-        points = math.prod(math.inf if isinstance(axis, Range) else len(axis) for axis in axes)
-        if axes and experiment.samples is not None and experiment.samples > points:
-            raise ValueError(
-                f"samples must be at most {points}, all points of the grid of {member.label}, got"
-                f" {experiment.samples}. Leave samples out to play them all."
-            )
-    own = {f"{m.label}:{name}" for m in experiment.algorithms for name in varied(m)}
-    shared = {name for m in experiment.algorithms for name in varied(m)}
-    for name, values in experiment.grid.items():
-        if name not in shared | own:
-            known = own if ":" in name else shared
-            raise unknown(
-                "grid: hyperparameter", name, sorted(known),
-                "Name one that an algorithm here has; `fedjax-opt list algorithms` shows them.",
-            )  # fmt: skip
-        if isinstance(values, Range):
-            _check_range(name, values, experiment.samples)
-        elif not values:
-            raise ValueError(f"grid: {name} has no values: give at least one, or leave it out.")
-        else:
-            _refuse_repeated(f"grid: the values of {name}", values)
+    grids = grids_of({m.label: m for m in experiment.algorithms}, experiment.grids)
+    for label, grid in grids.items():
+        points_of(label, grid, experiment.samples, experiment.search_seed)
+    return grids
 
 
-def _check_range(name: str, values: Range, samples: int | None) -> None:
-    text = format_range(values)
-    if samples is None:
-        raise ValueError(
-            f"grid: {name} is a range, {text}: say by samples how many points to draw, or give a list"
-            " of values."
-        )
-    if name.rpartition(":")[2] in SETTINGS:
-        raise ValueError(f"grid: {name} must be whole numbers: give a list in place of {text}.")
-    if not values.low < values.high or (values.logarithmic and values.low <= 0):
-        above = " above 0" if values.logarithmic else ""
-        raise ValueError(f"grid: {name} must run from a number{above} to a larger one, got {text}.")
-
-
-def _check_member(member: Member, grid: Mapping[str, tuple[Any, ...]]) -> None:
+def _check_member(member: Member, grid: Mapping[str, Any]) -> None:
     """Builds the algorithm with every value that is to be tried, the others at their first."""
     ends = {
         name: (values.low, values.high) if isinstance(values, Range) else values
         for name, values in grid.items()
     }
-    for name in SETTINGS:
+    for name in FIELDS:
         for value in ends.pop(name, ()):
-            checks.integer(f"grid: {name}", value, low=1)
+            if name not in ("batching", "weighting"):
+                checks.integer(f"grid: {name}", value, low=1)
     known = hyperparameters(member.algorithm, member.wrappers)
     for name in ends:
         if known[name].fixed and isinstance(grid[name], Range):
@@ -215,9 +177,3 @@ def _check_first_rate(member: Member, grid: Mapping[str, Any], controller: Spec 
             f"controller {controller.name!r} starts from a learning rate: write"
             f" {member.algorithm.name}(learning_rate=...)."
         )
-
-
-def _refuse_repeated(what: str, values: Sequence[Any], advice: str = "") -> None:
-    for i, value in enumerate(values):
-        if value in values[:i]:
-            raise ValueError(f"{what} must differ, but {value} comes twice.{advice}")

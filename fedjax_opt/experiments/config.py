@@ -10,7 +10,6 @@ from fedjax_opt.experiments.experiment import SETTINGS as SETTINGS
 from fedjax_opt.experiments.experiment import Experiment as Experiment
 from fedjax_opt.experiments.experiment import Member as Member
 from fedjax_opt.experiments.experiment import format_range as format_range
-from fedjax_opt.experiments.experiment import grid_of as grid_of
 from fedjax_opt.experiments.experiment import parse_member as parse_member
 from fedjax_opt.experiments.experiment import parse_range as parse_range
 from fedjax_opt.experiments.keys import KEYS as KEYS

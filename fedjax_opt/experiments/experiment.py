@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from fedjax_opt.core import Federation
-from fedjax_opt.experiments.hyperparameters import hyperparameters
+from fedjax_opt.core import Algorithm, Federation
+from fedjax_opt.experiments.hyperparameters import hyperparameters, replaced
+from fedjax_opt.experiments.recipes import build
 from fedjax_opt.experiments.search import Range
 from fedjax_opt.experiments.specs import Spec, parse_sum
 from fedjax_opt.training import simulate
@@ -41,6 +42,19 @@ class Member(NamedTuple):
     algorithm: Spec
     wrappers: tuple[Spec, ...] = ()
 
+    @property
+    def hyperparameters(self) -> list[str]:
+        """The names of all that a grid may vary: with them it is a family of algorithms."""
+        return list(hyperparameters(self.algorithm, self.wrappers))
+
+    def __call__(self, **point: Any) -> Algorithm:
+        """The algorithm with some hyperparameters.
+
+        Args:
+          **point: values by name.
+        """
+        return build(*replaced(self.algorithm, self.wrappers, point))
+
     def __str__(self) -> str:
         specs = (self.algorithm, *self.wrappers)
         text = " + ".join(map(str, specs))
@@ -65,7 +79,7 @@ class Experiment(NamedTuple):
       weighting: aggregate by 'samples' or 'uniform'.
       batching: 'shuffled' epochs, or with 'replacement'.
       diagnostics: what to measure of the clients' drift, as for `fo.run_rounds`.
-      grid: values to try by hyperparameter, a tuple or, in a random search, a `Range`; see `grid_of`.
+      grid: values to try by hyperparameter, a tuple or, in a random search, a `Range`.
       validation: the share of each client's training examples by which points are chosen; None for the
         task's validation examples, else its test set.
       samples: how many points of the grid to draw at random; None for all.
@@ -114,6 +128,18 @@ class Experiment(NamedTuple):
     upload_mbps: float | None = None
     device_gflops: float | None = None
 
+    @property
+    def grids(self) -> dict[str, Any]:
+        """The grid as `compare` takes it: `label:name` is meant for one algorithm alone."""
+        found: dict[str, Any] = {}
+        for name, values in self.grid.items():
+            label, _, own = name.rpartition(":")
+            if label:
+                found.setdefault(label, {})[own] = values
+            else:
+                found[name] = values
+        return found
+
 
 def parse_member(text: str) -> Member:
     """Reads an algorithm, what is around it, and what it is called.
@@ -150,27 +176,6 @@ def format_range(values: Range) -> str:
     """The text of a range, as `parse_range` reads it."""
     kind = "loguniform" if values.logarithmic else "uniform"
     return f"{kind}({float(values.low)!r}, {float(values.high)!r})"
-
-
-def grid_of(experiment: Experiment, member: Member) -> dict[str, tuple[Any, ...]]:
-    """What is to be tried of one algorithm.
-
-    A name in the grid, `learning_rate`, is meant for every algorithm that has such a hyperparameter;
-    `label:learning_rate` is meant for one alone, and comes first.
-    """
-    known = varied(member)
-    own = f"{member.label}:"
-    shared = {name: values for name, values in experiment.grid.items() if name in known}
-    return shared | {
-        name.removeprefix(own): values
-        for name, values in experiment.grid.items()
-        if name.startswith(own)
-    }
-
-
-def varied(member: Member) -> tuple[str, ...]:
-    """All that a grid may vary of an algorithm."""
-    return (*hyperparameters(member.algorithm, member.wrappers), *SETTINGS)
 
 
 def _names(specs: tuple[Spec, ...]) -> str:

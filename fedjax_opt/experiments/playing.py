@@ -18,17 +18,17 @@ from fedjax_opt.experiments.comparing import Source, compare
 from fedjax_opt.experiments.comparison import Comparison
 from fedjax_opt.experiments.config import to_toml
 from fedjax_opt.experiments.experiment import SETTINGS, Experiment, Member
-from fedjax_opt.experiments.hyperparameters import hyperparameters, replaced
+from fedjax_opt.experiments.hyperparameters import hyperparameters
 from fedjax_opt.experiments.points import grids_of, trials_of
 from fedjax_opt.experiments.pricing import Device
 from fedjax_opt.experiments.recipes import (
     WATCHING,
-    build,
     build_controller,
     controls_rate,
     is_own,
     suggested_for,
 )
+from fedjax_opt.experiments.specs import Spec
 from fedjax_opt.experiments.trials import Trial
 from fedjax_opt.tasks.own import ROUNDS, Loaded
 
@@ -36,66 +36,42 @@ from fedjax_opt.tasks.own import ROUNDS, Loaded
 RATES = (0.01, 0.03, 0.1, 0.3)
 
 
-class Named:
-    """A family by its text: an algorithm, what is around it, and which of it may vary.
+class Rated:
+    """A member whose learning rate a controller sets from round to round, as a family.
 
     Args:
-      member: the text, read.
-      rate: what sets the learning rate from round to round, from the first one.
+      member: the algorithm.
+      controller: the controller, as a spec; it starts from the member's learning rate.
+      every: the rounds between evaluations.
     """
 
-    def __init__(
-        self,
-        member: Member,
-        rate: "Rate | None" = None,
-    ) -> None:
-        self._member, self._rate = member, rate
+    def __init__(self, member: Member, controller: Spec, every: int) -> None:
+        self._member, self._controller, self._every = member, controller, every
+        self.hyperparameters = member.hyperparameters
 
-    @property
-    def hyperparameters(self) -> list[str]:
-        """Their names."""
-        return list(hyperparameters(self._member.algorithm, self._member.wrappers))
-
-    def __call__(self, **point: Any) -> Algorithm | Scheduled:
-        if self._rate is None:
-            return self._built(point)
+    def __call__(self, **point: Any) -> Scheduled:
+        """The algorithm with some hyperparameters."""
         known = hyperparameters(self._member.algorithm, self._member.wrappers)
         first = point.pop("learning_rate", known["learning_rate"].value)
-        if first is None:
-            raise ValueError(
-                f"controller {self._rate.controller.name!r} starts from a learning rate: write"
-                f" {self._member.algorithm.name}(learning_rate=...)."
-            )
         fixed = {k: v for k, v in point.items() if known[k].fixed}
         numbers = {k: v for k, v in point.items() if k not in fixed}
-        made = build_controller(self._rate.controller, first, self._rate.every)
-        return scheduled(Partial(_AtRate(self, fixed), numbers), made)
-
-    def _built(self, point: Mapping[str, Any]) -> Algorithm:
-        specs = replaced(self._member.algorithm, self._member.wrappers, point)
-        return build(*specs)
+        made = build_controller(self._controller, first, self._every)
+        return scheduled(Partial(_AtRate(self._member, fixed), numbers), made)
 
     def __str__(self) -> str:
         return str(self._member)
 
 
-class Rate(NamedTuple):
-    """What sets the learning rate: a controller as a spec, and the rounds between evaluations."""
-
-    controller: Any
-    every: int
-
-
 class _AtRate:
     """(numbers, learning rate) -> algorithm. Those of the same words are equal, and share a program."""
 
-    def __init__(self, family: Named, fixed: Mapping[str, Any]) -> None:
-        self._family, self._fixed = family, fixed
-        self._text = repr((str(family), sorted(map(str, fixed.items()))))
+    def __init__(self, member: Member, fixed: Mapping[str, Any]) -> None:
+        self._member, self._fixed = member, fixed
+        self._text = repr((str(member), sorted(map(str, fixed.items()))))
         self.__name__ = self.__qualname__ = "at_rate"
 
     def __call__(self, numbers: Mapping[str, Any], rate: Any) -> Algorithm:
-        return self._family._built({**self._fixed, **numbers, "learning_rate": rate})
+        return self._member(**self._fixed, **numbers, learning_rate=rate)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _AtRate) and self._text == other._text
@@ -116,7 +92,7 @@ class Setup(NamedTuple):
       device: the clients' link and speed.
     """
 
-    algorithms: dict[str, Named]
+    algorithms: dict[str, Member | Rated]
     federation: Federation
     rounds: int
     trials: list[Trial]
@@ -128,21 +104,19 @@ def set_up(experiment: Experiment, federation: Federation) -> Setup:
     experiment = with_suggestions(experiment)
     federation = _changed(experiment, federation)
     rounds = experiment.rounds or suggested_for(experiment.task).rounds
-    controller, rate = experiment.controller, None
+    controller, every = experiment.controller, experiment.evaluate_every
+    algorithms: dict[str, Any] = {member.label: member for member in experiment.algorithms}
     if controller is not None and controls_rate(controller):
-        rate = Rate(controller, experiment.evaluate_every)
+        algorithms = {k: Rated(member, controller, every) for k, member in algorithms.items()}
     elif controller is not None:
         if isinstance(federation.local_steps, Epochs):
             raise ValueError(
                 f"controller {controller.name!r} needs local_steps to start from, but the task has"
                 " local_epochs: give local_steps."
             )
-        made: Controller = build_controller(
-            controller, federation.local_steps, experiment.evaluate_every
-        )
+        made: Controller = build_controller(controller, federation.local_steps, every)
         federation = federation.replace(local_steps=made)
-    algorithms = {member.label: Named(member, rate) for member in experiment.algorithms}
-    grids = grids_of(algorithms, grid_of(experiment))
+    grids = grids_of(algorithms, experiment.grids)
     trials = trials_of(
         algorithms, federation, grids, experiment.seeds, experiment.samples, experiment.search_seed
     )
@@ -158,7 +132,7 @@ def play(
 ) -> Comparison:
     """Plays an experiment into a run directory: `compare` with its fields."""
     return compare(
-        setup.algorithms, setup.federation, setup.rounds, grid=grid_of(experiment),
+        setup.algorithms, setup.federation, setup.rounds, grid=experiment.grids,
         seeds=experiment.seeds, samples=experiment.samples, search_seed=experiment.search_seed,
         metric=experiment.metric, criterion=experiment.criterion, target=experiment.target,
         smoothing=experiment.smoothing, evaluate_every=experiment.evaluate_every,
@@ -166,18 +140,6 @@ def play(
         output=output,
         source=Source(to_toml(experiment), command, about),
     )  # fmt: skip
-
-
-def grid_of(experiment: Experiment) -> dict[str, Any]:
-    """An experiment's grid as `compare` takes it."""
-    found: dict[str, Any] = {}
-    for name, values in experiment.grid.items():
-        label, colon, own = name.rpartition(":")
-        if colon:
-            found.setdefault(label, {})[own] = values
-        else:
-            found[name] = values
-    return found
 
 
 def settled(experiment: Experiment, federation: Federation) -> tuple[Experiment, list[str]]:

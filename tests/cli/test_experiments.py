@@ -353,7 +353,10 @@ def test_what_is_compressed_can_be_planned(command):
         ),
         ("run digits fedavg --controller K-eror", "Did you mean 'K-error'?"),
         ("sweep digits fedavg", "sweep needs a grid"),
-        ("sweep digits fedavg --grid learning_rate=", "learning_rate has no values"),
+        (
+            "sweep digits fedavg --grid learning_rate=",
+            "learning_rate must have a list of at least one value",
+        ),
         ("sweep digits fedavg --grid beta=0.1", "hyperparameter 'beta' is not known"),
         ("compare digits fedavg fedavg", "Give each its own"),
         ("report nowhere", "nowhere holds no run"),

@@ -19,12 +19,12 @@ from fedjax_opt.experiments.config import (
     check,
     from_options,
     from_toml,
-    grid_of,
     parse_member,
     parse_range,
     to_options,
     to_toml,
 )
+from fedjax_opt.experiments.points import grids_of
 from fedjax_opt.experiments.specs import Spec, parse
 
 MEMBERS = (
@@ -205,7 +205,8 @@ def test_the_grid_of_each_algorithm():
         "fedprox+clipped:local_steps": (5, 10),
     }
     experiment = check(Experiment(Spec("digits"), members, grid=grid))
-    assert [grid_of(experiment, member) for member in members] == [
+    grids = grids_of({member.label: member for member in members}, experiment.grids)
+    assert list(grids.values()) == [
         {"learning_rate": (0.1, 0.2)},
         {"learning_rate": (0.3,), "mu": (0.5,)},
         {
@@ -260,7 +261,10 @@ def test_options_change_what_a_file_says():
         ({"seeds": ["0,x"]}, "seeds must be a list of whole numbers"),
         ({"seeds": ["0,("]}, "seeds: Cannot read '[0,(]'"),
         ({"grid": ["learning_rate"]}, "grid: expected hyperparameter=value,value"),
-        ({"grid": ["learning_rate="]}, "grid: learning_rate has no values"),
+        (
+            {"grid": ["learning_rate="]},
+            "grid: learning_rate must have a list of at least one value",
+        ),
         ({"grid": []}, "grid must be a table of hyperparameters that is not empty"),
     ],
 )
@@ -318,20 +322,20 @@ def test_a_wrong_type_is_named_by_its_key(name, wrong):
         ("samples = 0\n[grid]\nlearning_rate = [1]", "samples must be a whole number of at least 1"),
         ("[grid]", "grid must be a table of hyperparameters that is not empty"),
         ("grid = 3", "grid must be a table"),
-        ("[grid]\nlearning_rate = []", "grid: learning_rate has no values: give at least one"),
+        ("[grid]\nlearning_rate = []", "grid: learning_rate must have a list of at least one value"),
         ("[grid]\nlearning_rate = 0.1", "grid must be a table of hyperparameters"),
-        ("[grid]\nlearning_rate = [0.1, 0.1]", "learning_rate must differ, but 0.1 comes twice"),
+        ("[grid]\nlearning_rate = [0.1, 0.1]", "learning_rate must not repeat a value, got 0.1 twice"),
         ("[grid]\nlearning_rte = [0.1]", "'learning_rte' is not known. Did you mean 'learning_rate'?"),
-        ("[grid]\nmu = [0.1]", "Name one that an algorithm here has"),
-        ('[grid]\n"fedvg:learning_rate" = [0.1]', "Did you mean 'fedavg:learning_rate'?"),
+        ("[grid]\nmu = [0.1]", "hyperparameter 'mu' is not known"),
+        ('[grid]\n"fedvg:learning_rate" = [0.1]', "Did you mean 'fedavg'?"),
         ("[grid]\nlearning_rate = [0.1, -1]", "fedavg: learning_rate must lie in"),
         ('[grid]\nlearning_rate = ["big"]', "learning_rate must be a number, got 'big'"),
         ("[grid]\nlocal_steps = [0]", "grid: local_steps must be a whole number of at least 1"),
         ('[grid]\nlearning_rate = "uniform(0.1, 1)"', "say by samples how many points to draw"),
-        ('samples = 2\n[grid]\nlearning_rate = "uniform(1, 0.1)"', "from a number to a larger one"),
-        ('samples = 2\n[grid]\nlearning_rate = "loguniform(0, 1)"', "run from a number above 0"),
+        ('samples = 2\n[grid]\nlearning_rate = "uniform(1, 0.1)"', "must have finite ends, low < high"),
+        ('samples = 2\n[grid]\nlearning_rate = "loguniform(0, 1)"', "positive to be logarithmic"),
         ('samples = 2\n[grid]\nlearning_rate = "uniform(-1, 1)"', "fedavg: learning_rate must lie in"),
-        ('samples = 2\n[grid]\nlocal_steps = "uniform(1, 2)"', "whole numbers: give a list"),
+        ('samples = 2\n[grid]\nlocal_steps = "uniform(1, 2)"', "whole numbers or words: give a list"),
         ('samples = 2\n[grid]\nlearning_rate = "uniform 1, 2"', "grid: A range is written"),
     ],
 )  # fmt: skip
