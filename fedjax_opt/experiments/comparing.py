@@ -1,9 +1,11 @@
 """`fo.compare` and `fo.sweep`: algorithms on a federation, as few programs, and what came of it."""
 
+import contextlib
 import functools
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +19,6 @@ from fedjax_opt.core.federation import Epochs
 from fedjax_opt.execution import Strategy, distributed
 from fedjax_opt.experiments import results, rundir
 from fedjax_opt.experiments.comparison import Comparison, read
-from fedjax_opt.experiments.interrupts import remembered
 from fedjax_opt.experiments.labels import check_labels
 from fedjax_opt.experiments.points import Family, Grid, checked_seeds, grids_of, trials_of
 from fedjax_opt.experiments.pricing import Device, Prices, operations_of, priced, prices
@@ -25,7 +26,8 @@ from fedjax_opt.experiments.search import Range
 from fedjax_opt.experiments.states import States, digest
 from fedjax_opt.experiments.sweep import run_trials, together
 from fedjax_opt.experiments.trials import Progress, Trial, finished, identity_of
-from fedjax_opt.training import fingerprint
+from fedjax_opt.training import Interrupted, fingerprint
+from fedjax_opt.training.interruption import Signals
 from fedjax_opt.training.progress import round_bar
 
 _LOGGED = 30.0  # seconds between two lines of progress where they go into a file
@@ -188,9 +190,8 @@ def compare(
 
         left = [trial for trial in trials if trial.identity not in done]
         asked = trials if states is not None else left
-        patient = not distributed.is_joined()
         if left:
-            with _Bar(rounds * len(asked), progress) as bar, remembered(patient) as bar.check:
+            with _Bar(rounds * len(asked), progress) as bar, _stopped_after_a_chunk(bar):
                 bar.begin(rounds * (len(asked) - len(left)))
                 run_trials(asked, rounds, on_chunk=write, states=states, **play)
     return read(output) if distributed.is_first() else Comparison(source.config, about, [])
@@ -354,6 +355,30 @@ def _fingerprints(trials: Sequence[Trial]) -> dict[str, str]:
     by_id = {id(trial.federation): trial.federation for trial in trials}
     algorithms = {id(trial.algorithm): trial.algorithm for trial in trials}
     return {t.identity: one(id(t.algorithm), id(t.federation)) for t in trials}
+
+
+@contextlib.contextmanager
+def _stopped_after_a_chunk(bar: "_Bar") -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM ends the run when a chunk is written; a second one at once."""
+    if distributed.is_joined():  # each would stop after other rounds, and wait for the others
+        yield
+        return
+    signals = Signals()
+
+    def check() -> None:
+        if signals.taken is not None:
+            raise KeyboardInterrupt
+
+    bar.check = check
+    signals.take()
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if signals.taken is None:
+            raise
+        raise Interrupted(signals.taken, None, signal.Signals[signals.taken]) from error
+    finally:
+        signals.give_back()
 
 
 class _Bar:

@@ -1,6 +1,5 @@
 """`fedjax-opt run`, `sweep`, `compare`, `report` and `list` as a person uses them, in this process."""
 
-import contextlib
 import json
 import shlex
 import signal
@@ -13,7 +12,6 @@ import fedjax_opt as fo
 from fedjax_opt.cli import main
 from fedjax_opt.cli.experiment_options import command_line
 from fedjax_opt.experiments import comparing, curves, from_toml, read, waves
-from fedjax_opt.experiments.interrupts import remembered
 from fedjax_opt.experiments.rundir import RunDirectory
 from tests.core import problems
 
@@ -155,13 +153,6 @@ def test_controllers_change_steps_and_rates(command, folder, controller, name):
         assert found.columns["client_steps"][0].tolist() == [8, 16]
 
 
-@pytest.fixture
-def usual_ctrl_c():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def test_an_interrupted_sweep_goes_on_in_the_middle_of_a_run(command, folder, monkeypatch):
     """SIGTERM comes while rounds are played: these are kept, and none is played twice."""
     text = f"sweep {TASK} fedavg {SMALL} --grid learning_rate=0.1,0.3 --seeds 0,1 --output "
@@ -198,31 +189,6 @@ def test_an_interrupted_sweep_goes_on_in_the_middle_of_a_run(command, folder, mo
     for path in (cut / "models").iterdir():
         with np.load(path) as model, np.load(folder / "whole" / "models" / path.name) as other:
             problems.assert_identical(dict(model), dict(other))
-
-
-def test_patience_ends_with_the_second_ctrl_c(usual_ctrl_c, capsys):
-    with pytest.raises(KeyboardInterrupt), remembered():
-        signal.raise_signal(signal.SIGINT)  # before anything was begun
-    with remembered() as check:
-        check()
-        signal.raise_signal(signal.SIGINT)
-        assert "Stopping after these rounds" in capsys.readouterr().err
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), remembered(patient=False) as check:
-        check()
-        signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_a_lost_ctrl_c_is_found_again(usual_ctrl_c):
-    """Python ignores an exception in a callback of the garbage collector; the signal is remembered."""
-    with remembered() as check:
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            check()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_flags_and_file_say_the_same(command, folder):
