@@ -146,55 +146,56 @@ def compare(
         "command": source.command, "validated": federation.validation is not None,
         "link": (device or Device())[:2], **source.about,
     }  # fmt: skip
-    play = {"evaluate_every": evaluate_every, "diagnostics": diagnostics, "strategy": strategy}
-    price = pricer(trials, device)
+    said = {} if output is None else _fingerprints(trials)
+    with rundir.opened(output, source.config, about, said) as directory:
+        _play(
+            directory, trials, rounds, pricer(trials, device), keep_states, progress,
+            evaluate_every=evaluate_every, diagnostics=diagnostics, strategy=strategy,
+        )  # fmt: skip
+    if isinstance(directory, rundir.RunDirectory):
+        return read(directory.path)
+    made = rundir.describe() | about | {"status": "finished"}
+    return Comparison(source.config, made, directory.records, directory.models)
 
+
+def _play(
+    directory: rundir.RunDirectory | rundir.Memory,
+    trials: Sequence[Trial],
+    rounds: int,
+    price: Callable[[Trial], Prices],
+    keep_states: bool,
+    progress: bool,
+    **options: Any,
+) -> None:
+    """Plays what a directory does not hold yet, and writes it down."""
+    done = finished(directory.records, rounds)
+    left = [trial for trial in trials if trial.identity not in done]
+    states, asked = None, left
+    # Several processes would all have to go on from the same round.
+    if directory.states is not None and jax.process_count() == 1:
+        reached = {identity_of(record): record["round"] for record in directory.records}
+        states = States(directory.states, done, reached, keep=keep_states)
+        asked = trials  # those that are done keep their places beside the others
     looked_at: set[int] = set()
 
-    def records(told: Progress) -> list[dict[str, Any]]:
-        pairs = [*zip(told.trials, told.records, strict=True)]
-        for trial, record in pairs:  # if it is the data, no other learning rate will help
+    def write(told: Progress) -> None:
+        for trial, variables in told.models:
+            if trial.seed == trials[0].seed:
+                directory.save_model(trial.name, variables)
+        records = []
+        for trial, record in zip(told.trials, told.records, strict=True):
             if "diverged" in record and id(trial.federation.clients) not in looked_at:
+                # If it is the data, no other learning rate will help.
                 looked_at.add(id(trial.federation.clients))
                 check_labels(trial.federation)
-        return [priced(record, price(trial)) for trial, record in pairs]
+            records.append(priced(record, price(trial)))
+        directory.append(records)  # last: it says that the trials are finished
+        bar.show(told)
 
-    if output is None:
-        held: list[dict[str, Any]] = []
-
-        def take(told: Progress) -> None:
-            held.extend(records(told))
-            bar.show(told)
-
-        with _Bar(rounds * len(trials), progress) as bar:
-            found = run_trials(trials, rounds, on_chunk=take, **play)
-        pairs = zip(found.trials, found.variables, strict=True)
-        models = {trial.name: own for trial, own in pairs if trial.seed == seeds[0]}
-        made = rundir.describe() | about | {"status": "finished", "seconds": found.seconds}
-        return Comparison(source.config, made, held, models)
-    with rundir.opened(output, source.config, about, _fingerprints(trials)) as directory:
-        done = finished(directory.records, rounds)
-        states = None
-        if jax.process_count() == 1:  # several would all have to go on from the same round
-            reached = {}
-            for record in directory.records:
-                reached[identity_of(record)] = record["round"]
-            states = States(directory.states, done, reached, keep=keep_states)
-
-        def write(told: Progress) -> None:
-            for trial, variables in told.models:
-                if trial.seed == seeds[0]:
-                    directory.save_model(trial.name, variables)
-            directory.append(records(told))  # last: it says that the trials are finished
-            bar.show(told)
-
-        left = [trial for trial in trials if trial.identity not in done]
-        asked = trials if states is not None else left
-        if left:
-            with _Bar(rounds * len(asked), progress) as bar, _stopped_after_a_chunk(bar):
-                bar.begin(rounds * (len(asked) - len(left)))
-                run_trials(asked, rounds, on_chunk=write, states=states, **play)
-    return read(output) if distributed.is_first() else Comparison(source.config, about, [])
+    if left:
+        with _Bar(rounds * len(asked), progress) as bar, _stopped_after_a_chunk(bar, directory):
+            bar.begin(rounds * (len(asked) - len(left)))
+            run_trials(asked, rounds, on_chunk=write, states=states, **options)
 
 
 def sweep(
@@ -358,9 +359,10 @@ def _fingerprints(trials: Sequence[Trial]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _stopped_after_a_chunk(bar: "_Bar") -> Iterator[None]:
+def _stopped_after_a_chunk(bar: "_Bar", directory: Any) -> Iterator[None]:
     """The first Ctrl-C or SIGTERM ends the run when a chunk is written; a second one at once."""
-    if distributed.is_joined():  # each would stop after other rounds, and wait for the others
+    # Several processes would stop after other rounds each, and wait for the others.
+    if directory.states is None or distributed.is_joined():
         yield
         return
     signals = Signals()

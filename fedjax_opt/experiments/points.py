@@ -129,8 +129,8 @@ def points_of(
 
 def checked_seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
     """Seeds that differ; of a number so many, from 0 on."""
-    if isinstance(seeds, (int, np.integer)) and not isinstance(seeds, bool):
-        return tuple(range(checks.integer("seeds", int(seeds), low=1)))
+    if isinstance(seeds, (int, np.integer)):
+        return tuple(range(checks.integer("seeds", seeds, low=1)))
     found = tuple(checks.integer("seeds", seed, low=0) for seed in seeds)
     if not found:
         raise ValueError("seeds must hold at least one seed, such as [0], got none.")

@@ -229,19 +229,27 @@ class RunDirectory:
         self.close("interrupted" if kind and issubclass(kind, KeyboardInterrupt) else ended)
 
 
-class _Elsewhere:
-    """A directory that another process writes to."""
+class Memory:
+    """What a directory holds, where there is none, or another process writes to it.
 
-    def __init__(self, path: Any, records: list[dict[str, Any]]) -> None:
-        self.path, self.records, self.states = path, records, pathlib.Path(path) / _STATES
+    Args:
+      records: those of the directory.
+    """
 
-    def append(self, records: Any) -> None:
-        """Nothing: the first process has the same records."""
+    states = None
 
-    def save_model(self, label: str, variables: Any) -> None:
-        """Nothing: the first process has the same model."""
+    def __init__(self, records: Iterable[dict[str, Any]] = ()) -> None:
+        self.records, self.models = list(records), {}
 
-    def __enter__(self) -> "_Elsewhere":
+    def append(self, records: Iterable[dict[str, Any]]) -> None:
+        """Adds records."""
+        self.records += records
+
+    def save_model(self, label: str, variables: Variables) -> None:
+        """Keeps a final model."""
+        self.models[label] = variables
+
+    def __enter__(self) -> "Memory":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -249,12 +257,17 @@ class _Elsewhere:
 
 
 def opened(
-    path: str | os.PathLike[str], config: str, about: Mapping[str, Any], trials: Mapping[str, str]
-) -> RunDirectory | _Elsewhere:
-    """The run's directory in the first process; in the others what they must know of it.
+    path: str | os.PathLike[str] | None,
+    config: str,
+    about: Mapping[str, Any],
+    trials: Mapping[str, str],
+) -> RunDirectory | Memory:
+    """The run's directory in the first process; in the others, or without one, what is known of it.
 
     A directory that is refused is refused in all processes, else the others would wait for the first.
     """
+    if path is None:
+        return Memory()
     directory, found = None, {"error": "", "records": []}
     if distributed.is_first():
         try:
@@ -267,7 +280,7 @@ def opened(
     found = distributed.from_first(found)
     if found["error"]:
         raise ValueError(found["error"])
-    return directory or _Elsewhere(path, found["records"])
+    return directory or Memory(found["records"])
 
 
 def _extends(key: str, old: Any, new: Any) -> bool:
