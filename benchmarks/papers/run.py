@@ -31,8 +31,8 @@ from fedjax_opt.experiments import playing
 from fedjax_opt.experiments.comparing import facts, pricer
 from fedjax_opt.experiments.comparison import read, report
 from fedjax_opt.experiments.files import said
+from fedjax_opt.experiments.names import load_task
 from fedjax_opt.experiments.pricing import Device
-from fedjax_opt.experiments.recipes import load_task
 from fedjax_opt.experiments.specs import unknown
 
 _TABLE = "reproduced.md"
@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _load(options: argparse.Namespace, part: Part) -> Federation:
     try:
-        return load_task(part.experiment.task)
+        return load_task(part.experiment.task).federation
     except (ValueError, OSError) as error:
         if str(part.experiment.task.arguments.get("folder", "")).startswith(options.leaf):
             raise ValueError(

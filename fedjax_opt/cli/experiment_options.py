@@ -8,10 +8,9 @@ from typing import Any
 
 from fedjax_opt.cli import units
 from fedjax_opt.experiments.config import KEYS, Experiment, from_options, from_toml, to_options
-from fedjax_opt.experiments.derived import WORD, WORDS
 from fedjax_opt.experiments.experiment import DRIFT
 from fedjax_opt.experiments.keys import show
-from fedjax_opt.experiments.recipes import TASKS
+from fedjax_opt.experiments.names import KINDS, WORD, WORDS
 from fedjax_opt.experiments.specs import Spec, parse_value
 
 _POSITIONAL = ("task", "algorithms")
@@ -92,7 +91,7 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
 
 def _of_own_data() -> dict[str, str]:
     """The arguments of `from_files` that options give, with what each means."""
-    known = TASKS["from_files"].parameters
+    known = KINDS["task"]["from_files"].parameters
     return {
         name: p.help.replace("%", "%%") for name, p in known.items() if name not in ("path", "seed")
     }
@@ -113,7 +112,7 @@ def _task_of(options: argparse.Namespace) -> tuple[str | None, list[str]]:
     words = [*([] if options.task is None else [options.task]), *options.algorithms]
     if options.own_task is not None:
         return options.own_task, words
-    kinds = TASKS["from_files"].parameters
+    kinds = KINDS["task"]["from_files"].parameters
     arguments: dict[str, Any] = {"path": options.data}
     for name, text in given.items():
         # A word is a word: a column may be called 1, and a split has arguments of its own.

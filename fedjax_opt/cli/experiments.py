@@ -29,8 +29,8 @@ from fedjax_opt.cli.tables import print_paragraph
 from fedjax_opt.experiments import playing
 from fedjax_opt.experiments.comparing import facts
 from fedjax_opt.experiments.config import Experiment, to_toml
+from fedjax_opt.experiments.names import load_task
 from fedjax_opt.experiments.playing import sources_of
-from fedjax_opt.experiments.recipes import load
 
 _COMMANDS = {
     "run": "one algorithm on a task, with wrappers, a controller and several seeds",
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     if options.print_config:
         print(to_toml(experiment), end="")
         return 0
-    task = load(experiment.task)
+    task = load_task(experiment.task)
     experiment, unsaid = playing.settled(experiment, task.federation)
     setup = playing.set_up(experiment, task.federation)
     known = facts(setup.trials, setup.rounds)

@@ -13,12 +13,11 @@ import textwrap
 from typing import Any
 
 from fedjax_opt.cli.tables import WIDTH, print_paragraph
-from fedjax_opt.experiments.derived import NUMBER, Recipe
-from fedjax_opt.experiments.recipes import RECIPES
+from fedjax_opt.experiments.names import KINDS, NUMBER, Named
 from fedjax_opt.experiments.results import CRITERIA
 from fedjax_opt.experiments.specs import unknown
 
-_KINDS = {f"{kind}s": recipes for kind, recipes in RECIPES.items()}
+_PLURALS = {f"{kind}s": known for kind, known in KINDS.items()}
 # Of these a grid varies nothing.
 _FIXED = ("task", "controller")
 
@@ -32,7 +31,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "what", nargs="?", metavar="KIND|NAME", help=f"{', '.join(_KINDS)}, criteria, or a name"
+        "what", nargs="?", metavar="KIND|NAME", help=f"{', '.join(_PLURALS)}, criteria, or a name"
     )
     parser.set_defaults(run=run)
 
@@ -40,41 +39,40 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints names, or what one of them takes."""
     if options.what is None:
-        for kind, recipes in _KINDS.items():
-            print_paragraph(f"{kind}: {', '.join(recipes)}", rest="  ")
+        for kind, known in _PLURALS.items():
+            print_paragraph(f"{kind}: {', '.join(known)}", rest="  ")
         print_paragraph(f"criteria: {', '.join(CRITERIA)}", rest="  ")
-    elif options.what in _KINDS:
-        recipes = _KINDS[options.what]
-        _definitions({name: recipe.help for name, recipe in recipes.items()})
+    elif options.what in _PLURALS:
+        _definitions({name: named.help for name, named in _PLURALS[options.what].items()})
     elif options.what == "criteria":
         _definitions(CRITERIA)
     else:
         found = {
-            kind: known[options.what] for kind, known in RECIPES.items() if options.what in known
+            kind: known[options.what] for kind, known in KINDS.items() if options.what in known
         }
         if not found:
-            names = [*_KINDS, "criteria", *(name for known in RECIPES.values() for name in known)]
+            names = [*_PLURALS, "criteria", *(name for known in KINDS.values() for name in known)]
             raise unknown("name", options.what, names, "`fedjax-opt list` shows all.")
-        for kind, recipe in found.items():
-            _print_recipe(kind, recipe)
+        for kind, named in found.items():
+            _print(options.what, kind, named)
     return 0
 
 
-def _print_recipe(kind: str, recipe: Recipe) -> None:
-    print_paragraph(f"{recipe.name} ({kind}): {recipe.help}", rest="  ")
+def _print(name: str, kind: str, named: Named) -> None:
+    print_paragraph(f"{name} ({kind}): {named.help}", rest="  ")
     _definitions(
         {
-            name + ("" if parameter.required else f"={parameter.default}"): parameter.help
+            key + ("" if parameter.required else f"={parameter.default}"): parameter.help
             + (
                 " Can be swept in one program."
                 if parameter.kind == NUMBER and kind not in _FIXED
                 else ""
             )
-            for name, parameter in recipe.parameters.items()
+            for key, parameter in named.parameters.items()
         }
     )
-    if recipe.paper:
-        print_paragraph(recipe.paper, rest="  ")
+    if named.paper:
+        print_paragraph(named.paper, rest="  ")
 
 
 def _definitions(entries: dict[str, str]) -> None:

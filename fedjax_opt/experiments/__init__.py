@@ -12,12 +12,12 @@ from fedjax_opt.experiments.config import from_toml as from_toml
 from fedjax_opt.experiments.config import parse_member as parse_member
 from fedjax_opt.experiments.config import to_options as to_options
 from fedjax_opt.experiments.config import to_toml as to_toml
+from fedjax_opt.experiments.names import build as build
+from fedjax_opt.experiments.names import build_controller as build_controller
+from fedjax_opt.experiments.names import load_task as load_task
 from fedjax_opt.experiments.pricing import Device as Device
 from fedjax_opt.experiments.pricing import priced as priced
 from fedjax_opt.experiments.pricing import prices as prices
-from fedjax_opt.experiments.recipes import build as build
-from fedjax_opt.experiments.recipes import build_controller as build_controller
-from fedjax_opt.experiments.recipes import load_task as load_task
 from fedjax_opt.experiments.report import About as About
 from fedjax_opt.experiments.report import save_plots as save_plots
 from fedjax_opt.experiments.report import write_report as write_report

@@ -5,18 +5,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedjax_opt.core import checks
-from fedjax_opt.experiments import making
 from fedjax_opt.experiments.experiment import LABEL, SETTINGS, Experiment, Member
-from fedjax_opt.experiments.hyperparameters import hyperparameters, replaced
 from fedjax_opt.experiments.keys import KEYS
-from fedjax_opt.experiments.points import FIELDS, checked_seeds, grids_of, points_of
-from fedjax_opt.experiments.recipes import (
-    CONTROLLERS,
-    TASKS,
+from fedjax_opt.experiments.names import (
+    bind,
     build,
     controls_rate,
+    hyperparameters,
+    replaced,
     suggested_for,
 )
+from fedjax_opt.experiments.points import FIELDS, checked_seeds, grids_of, points_of
 from fedjax_opt.experiments.results import read_metric
 from fedjax_opt.experiments.search import Range
 from fedjax_opt.experiments.specs import Spec, parse_sum, unknown
@@ -38,7 +37,7 @@ _STAND_IN = Spec("fedavg", {"learning_rate": 1.0})
 
 def check(experiment: Experiment) -> Experiment:
     """Returns the experiment, or refuses it with what to do."""
-    making.check("task", TASKS, experiment.task)
+    bind("task", experiment.task)
     experiment = with_suggestions(experiment)
     _check_numbers(experiment)
     _check_words(experiment)
@@ -111,7 +110,7 @@ def _check_local_work(experiment: Experiment) -> None:
         raise ValueError("Give local_steps or local_epochs, and leave the other out; got both.")
     if experiment.controller is None:
         return
-    making.check("controller", CONTROLLERS, experiment.controller)
+    bind("controller", experiment.controller)
     if not controls_rate(experiment.controller) and (epochs or "local_steps" in in_grid):
         clash = "local_epochs" if epochs else "local_steps in the grid"
         raise ValueError(

@@ -7,8 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fedjax_opt.core import Algorithm, Federation
-from fedjax_opt.experiments.hyperparameters import hyperparameters, replaced
-from fedjax_opt.experiments.recipes import build
+from fedjax_opt.experiments.names import build, hyperparameters, replaced
 from fedjax_opt.experiments.search import Range
 from fedjax_opt.experiments.specs import Spec, parse_sum
 from fedjax_opt.training import simulate
@@ -65,7 +64,7 @@ class Experiment(NamedTuple):
     """All that decides what is run, but for where results go.
 
     Attributes:
-      task: the task, as a spec of `recipes.TASKS`.
+      task: the task, as a spec of `names.KINDS`.
       algorithms: what is run on it.
       rounds: of each run; None for the task's.
       seeds: one run for each of them.
@@ -73,7 +72,7 @@ class Experiment(NamedTuple):
       batch_size: examples in a local step; None for the task's.
       local_steps: K; None for the task's.
       local_epochs: E in place of K; None for the task's.
-      controller: what sets K or eta from round to round, as a spec of `recipes.CONTROLLERS`.
+      controller: what sets K or eta from round to round, as a spec of `names.KINDS`.
       evaluate_every: the rounds between evaluations.
       test_examples: how many examples of the test set are evaluated, the same in all runs; None for all.
       weighting: aggregate by 'samples' or 'uniform'.

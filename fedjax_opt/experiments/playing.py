@@ -18,16 +18,16 @@ from fedjax_opt.experiments.comparing import Source, compare
 from fedjax_opt.experiments.comparison import Comparison
 from fedjax_opt.experiments.config import to_toml
 from fedjax_opt.experiments.experiment import SETTINGS, Experiment, Member
-from fedjax_opt.experiments.hyperparameters import hyperparameters
-from fedjax_opt.experiments.points import grids_of, trials_of
-from fedjax_opt.experiments.pricing import Device
-from fedjax_opt.experiments.recipes import (
+from fedjax_opt.experiments.names import (
     WATCHING,
     build_controller,
     controls_rate,
+    hyperparameters,
     is_own,
     suggested_for,
 )
+from fedjax_opt.experiments.points import grids_of, trials_of
+from fedjax_opt.experiments.pricing import Device
 from fedjax_opt.experiments.specs import Spec
 from fedjax_opt.experiments.trials import Trial
 from fedjax_opt.tasks.own import ROUNDS, Loaded

@@ -5,10 +5,12 @@
               a list [value, ...], or a spec with its parentheses: top_k(sparsity=0.9)
 
 Algorithms, wrappers, controllers and tasks are named in this way on the command line and in files. A
-word needs quotes if it has spaces, commas, quotes, `=`, brackets or parentheses in it, or looks like a
-number. What is read is data alone: nothing is evaluated.
+word needs quotes if it has spaces, commas, quotes, `=`, `+`, brackets or parentheses in it, or looks
+like a number. Python's `ast` reads it, after words that Python would not read, such as `../leaf/data` or
+`fedgbo-adam`, are put in quotes. What is read is data alone: nothing is evaluated.
 """
 
+import ast
 import difflib
 import json
 import math
@@ -21,9 +23,9 @@ import numpy as np
 
 # Also where a function is, package.module:function.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*|[A-Za-z][A-Za-z0-9_-]*")
-_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_WORD = re.compile(r"""[^\s,=()\[\]"']+""")
-_SPACE = re.compile(r"\s*")
+# A plus sign belongs to a word in 1e+5 alone.
+_WORD = re.compile(r"""(?:[^\s,=()\[\]"'+]|(?<=[0-9.][eE])\+(?=[0-9]))+""")
+_TOKEN = re.compile(rf"""("(?:[^"\\]|\\.)*")|('[^']*')|({_WORD.pattern})|\s+""", re.DOTALL)
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _FLOAT = re.compile(r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|inf)")
 
@@ -55,35 +57,28 @@ def parse(text: str) -> Spec:
       text: `name` or `name(key=value, ...)`.
 
     Returns:
-      The `Spec`. A text that is none is refused with where it went wrong.
+      The `Spec`. A text that is none is refused.
 
     Example:
       >>> from fedjax_opt.experiments.specs import parse
       >>> parse("ghbm(tau=10, nesterov=true)").arguments
       {'tau': 10, 'nesterov': True}
     """
-    reader = _Reader(text)
-    spec = reader.spec()
-    reader.end("the end")
-    return spec
+    return _spec(text, _tree(text))
 
 
 def parse_sum(text: str) -> tuple[Spec, ...]:
     """Reads specs with `+` between them: an algorithm and what is wrapped around it."""
-    reader = _Reader(text)
-    specs = [reader.spec()]
-    while reader.mark("+"):
-        specs.append(reader.spec())
-    reader.end("'+' or the end")
-    return tuple(specs)
+    tree, specs = _tree(text), []
+    while isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add):
+        specs.append(_spec(text, tree.right))
+        tree = tree.left
+    return (_spec(text, tree), *reversed(specs))
 
 
 def parse_value(text: str) -> Any:
     """Reads one value."""
-    reader = _Reader(text)
-    value = reader.value()
-    reader.end("the end")
-    return value
+    return _value(text, _tree(text))
 
 
 def format_value(value: Any) -> str:
@@ -140,92 +135,63 @@ def _meaning(word: str) -> Any:
     return float(word) if _FLOAT.fullmatch(word) else word
 
 
-class _Reader:
-    """A text, and how far it was read."""
+def _tree(text: str) -> ast.expr:
+    try:
+        return ast.parse(_TOKEN.sub(_as_python, text).strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise _unreadable(text, getattr(error, "msg", str(error))) from None
 
-    def __init__(self, text: str) -> None:
-        self.text, self.at = text, 0
 
-    def spec(self) -> Spec:
-        name = self._take(_NAME, "a name")
-        return Spec(name, self._arguments()) if self.mark("(") else Spec(name, {})
+def _as_python(token: re.Match[str]) -> str:
+    """A quoted text or a word as a literal of Python; `name(` as `_['name'](` and `key=` as `k_key=`."""
+    escaped, quoted, word = token.groups()
+    if not token.group().strip():
+        return " "
+    if word is None:
+        # In parentheses: Python joins texts that stand side by side.
+        return f"({(json.loads(escaped) if escaped else quoted[1:-1])!r})"
+    after = token.string[token.end() :].lstrip()[:1]
+    if after == "(":
+        return f"_[{word!r}]"
+    if after == "=":
+        if not word.isidentifier():
+            raise ValueError(f"{word!r} is no name of an argument")
+        return f"k_{word}"
+    shown = repr(_meaning(word))
+    return f"({shown})" if shown[0] in "'\"" else f"({shown.replace('inf', '1e999')})"
 
-    def value(self) -> Any:
-        if self.mark("["):
-            return self._list()
-        quote = self._peek()
-        if quote == '"':
-            return self._escaped()
-        if quote == "'":
-            return self._take(re.compile("'[^']*'"), "a closing '")[1:-1]
-        start = self.at
-        word = self._take(_WORD, "a value")
-        if self._peek() != "(":
-            return _meaning(word)
-        self.at = start
-        return self.spec()
 
-    def mark(self, mark: str) -> bool:
-        """Steps over a mark, if it is what comes next."""
-        found = self._peek() == mark
-        self.at += found
-        return found
+def _spec(text: str, node: ast.AST) -> Spec:
+    """A call, or a name alone."""
+    found = _value(text, node)
+    spec = Spec(found, {}) if isinstance(found, str) else found
+    if not isinstance(spec, Spec) or not _NAME.fullmatch(spec.name):
+        raise _unreadable(text, "expected a name")
+    return spec
 
-    def end(self, expected: str) -> None:
-        if self._peek():
-            raise self._error(expected)
 
-    def _arguments(self) -> dict[str, Any]:
-        arguments: dict[str, Any] = {}
-        while not self.mark(")"):
-            if arguments and not self.mark(","):
-                raise self._error("',' or ')'")
-            key = self._take(_KEY, "an argument, key=value")
-            if key in arguments:
-                self.at -= len(key)
-                raise self._error(f"another argument, since {key} was given already,")
-            if not self.mark("="):
-                raise self._error(f"'=' and a value for {key}")
-            arguments[key] = self.value()
-        return arguments
+def _value(text: str, node: ast.AST) -> Any:
+    match node:
+        case ast.Call(ast.Subscript(_, ast.Constant(str(name))), positional, keywords):
+            if positional:
+                raise _unreadable(text, f"the arguments of {name} need names, key=value")
+            keys = [str(each.arg)[2:] for each in keywords]
+            for key in keys:
+                if keys.count(key) > 1:
+                    raise _unreadable(text, f"{key} is given twice")
+            values = [_value(text, each.value) for each in keywords]
+            named = _spec(text, ast.Constant(name))
+            return named._replace(arguments=dict(zip(keys, values, strict=True)))
+        case ast.List(items):
+            return tuple(_value(text, item) for item in items)
+        case ast.Constant(value):
+            return value
+        case ast.UnaryOp(sign, ast.Constant(int() | float() as value)):
+            return -value if isinstance(sign, ast.USub) else value
+    raise _unreadable(text, "expected a value")
 
-    def _list(self) -> tuple[Any, ...]:
-        values: list[Any] = []
-        while not self.mark("]"):
-            if values and not self.mark(","):
-                raise self._error("',' or ']'")
-            values.append(self.value())
-        return tuple(values)
 
-    def _escaped(self) -> str:
-        try:
-            text, self.at = json.JSONDecoder().raw_decode(self.text, self.at)
-        except json.JSONDecodeError as error:
-            self.at = error.pos
-            raise self._error('a text in double quotes, with \\" and \\\\ inside,') from None
-        return text
-
-    def _peek(self) -> str:
-        """The next character that is not a space; empty at the end."""
-        self.at = self._after(_SPACE)
-        return self.text[self.at : self.at + 1]
-
-    def _after(self, pattern: re.Pattern[str]) -> int:
-        match = pattern.match(self.text, self.at)
-        return match.end() if match else self.at
-
-    def _take(self, pattern: re.Pattern[str], expected: str) -> str:
-        self._peek()
-        start, end = self.at, self._after(pattern)
-        if start == end:
-            raise self._error(expected)
-        self.at = end
-        return self.text[start:end]
-
-    def _error(self, expected: str) -> ValueError:
-        shown = _SPACE.sub(lambda spaces: " " * len(spaces.group()), self.text)
-        found = repr(self.text[self.at]) if self.at < len(self.text) else "the end"
-        return ValueError(
-            f"Cannot read {self.text!r}: expected {expected} at character {self.at + 1}, found"
-            f" {found}.\n  {shown}\n  {' ' * self.at}^"
-        )
+def _unreadable(text: str, why: str) -> ValueError:
+    return ValueError(
+        f"Cannot read {text!r}: {why.rstrip('.')}. Write name or name(key=value, ...)."
+    )

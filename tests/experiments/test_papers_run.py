@@ -12,6 +12,7 @@ from benchmarks.papers.entry import Claim, Entry, Part, experiment
 from fedjax_opt.cli import dry_run
 from fedjax_opt.experiments import comparing
 from fedjax_opt.experiments.pricing import Prices
+from fedjax_opt.tasks.own import Loaded
 
 SIZES = [
     (name, quick)
@@ -43,7 +44,7 @@ def any_data(monkeypatch):
         return fo.tasks.digits(num_clients)
 
     def load(spec):
-        return digits(spec.arguments.get("num_clients", 100))
+        return Loaded(digits(spec.arguments.get("num_clients", 100)), [])
 
     price = Prices(1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
     monkeypatch.setattr(reproduce, "load_task", load)

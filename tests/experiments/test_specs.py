@@ -70,6 +70,7 @@ def test_any_text_is_read_or_refused(text):
     "text, value",
     [
         ("10", 10),
+        ("+10", 10),
         ("-3", -3),
         ("1e-3", 0.001),
         (".5", 0.5),
@@ -103,39 +104,46 @@ def test_specs_with_and_without_arguments():
 
 
 @pytest.mark.parametrize(
-    "text, expected, at",
+    "text, why",
     [
-        ("", "a name", 1),
-        ("1fedavg", "a name", 1),
-        ("fedavg(", "an argument, key=value", 8),
-        ("fedavg(0.1)", "an argument, key=value", 8),
-        ("fedavg(a 0.1)", "'=' and a value for a", 10),
-        ("fedavg(a=)", "a value", 10),
-        ("fedavg(a=1 b=2)", "',' or ')'", 12),
-        ("fedavg(a=1,)", "an argument, key=value", 12),
-        ("fedavg(a=1, a=2)", "a was given already", 13),
-        ("fedavg(a=[1 2])", "',' or ']'", 13),
-        ("fedavg(a='x)", "a closing '", 10),
-        ('fedavg(a="x)', "a text in double quotes", 10),
-        ("fedavg) + x", "the end", 7),
-        ("fedavg(a=b(c))", "'=' and a value for c", 13),
-        ("f(a=__import__('os').system('true'))", "a name", 5),
+        ("", "invalid syntax"),
+        ("1fedavg", "expected a name"),
+        ("10", "expected a name"),
+        ("[fedavg]", "expected a name"),
+        ("fedavg(", "'(' was never closed"),
+        ("fedavg(0.1)", "the arguments of fedavg need names, key=value"),
+        ("fedavg(a 0.1)", "the arguments of fedavg need names, key=value"),
+        ("fedavg(a=)", "invalid syntax"),
+        ("fedavg(1a=2)", "'1a' is no name of an argument"),
+        ("fedavg(a=1 b=2)", "Perhaps you forgot a comma"),
+        ("fedavg(a=b c)", "expected a value"),
+        ("fedavg(a='b' 'c')", "expected a value"),
+        ("fedavg(a=1, a=2)", "a is given twice"),
+        ("fedavg(a=[1 2])", "expected a value"),
+        ("fedavg(a=(1, 2))", "expected a value"),
+        ("fedavg(a='x)", "unterminated string"),
+        ('fedavg(a="x)', "unterminated string"),
+        (r'fedavg(a="\x")', "Invalid"),
+        ("fedavg) + x", "unmatched ')'"),
+        ("fedavg + x", "expected a"),
+        ("fedavg(a=b(c))", "the arguments of b need names"),
+        ("f(a=__import__('os').system('true'))", "invalid syntax"),
     ],
 )
-def test_a_text_that_is_no_spec_shows_where(text, expected, at):
+def test_a_text_that_is_no_spec_says_why(text, why):
     with pytest.raises(ValueError, match="Cannot read") as caught:
         parse(text)
-    first, shown, mark = str(caught.value).split("\n")
-    assert expected in first
-    assert f"at character {at}," in first
-    assert (shown, mark) == (f"  {text}", "  " + " " * (at - 1) + "^")
+    assert str(caught.value).startswith(f"Cannot read {text!r}: ")
+    assert why in str(caught.value) and "Write name or name(key=value, ...)" in str(caught.value)
 
 
 def test_sums_need_something_between():
-    with pytest.raises(ValueError, match=r"expected '\+' or the end at character 8, found 'c'"):
-        parse_sum("fedavg clipped")
-    with pytest.raises(ValueError, match="expected a name at character 9, found the end"):
-        parse_sum("fedavg +")
+    for text in ("fedavg clipped", "fedavg +", "+ fedavg", "fedavg ++ clipped"):
+        with pytest.raises(ValueError, match="Cannot read"):
+            parse_sum(text)
+    assert parse_sum("fedavg+clipped(max_norm=1e+5)\n + private") == (
+        Spec("fedavg"), Spec("clipped", {"max_norm": 1e5}), Spec("private"),
+    )  # fmt: skip
 
 
 def test_numbers_of_numpy_are_written_as_numbers():

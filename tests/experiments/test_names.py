@@ -1,4 +1,4 @@
-"""Recipes: every public constructor has one, with its own defaults, and its numbers can be traced."""
+"""Names: every public constructor has one, with its own defaults, and its numbers can be traced."""
 
 import inspect
 
@@ -11,25 +11,22 @@ import fedjax_opt as fo
 from fedjax_opt import algorithms, compression, controllers, optimizers, tasks, wrappers
 from fedjax_opt import experiments as ex
 from fedjax_opt.core import Variables
-from fedjax_opt.experiments.derived import NUMBER, PART, WORD, Choices, Part, derive
-from fedjax_opt.experiments.hyperparameters import Hyperparameter, hyperparameters, replaced
-from fedjax_opt.experiments.making import make
-from fedjax_opt.experiments.playing import set_up
-from fedjax_opt.experiments.recipes import (
-    AGGREGATORS,
-    ALGORITHMS,
-    CODECS,
-    CONTROLLERS,
-    OPTIMIZERS,
-    RECIPES,
-    TASKS,
-    WRAPPERS,
+from fedjax_opt.experiments.names import (
+    KINDS,
+    NUMBER,
+    WORD,
+    Hyperparameter,
     build,
     build_controller,
     controls_rate,
+    describe,
+    hyperparameters,
     load_task,
+    make,
+    replaced,
     suggested_for,
 )
+from fedjax_opt.experiments.playing import set_up
 from fedjax_opt.experiments.specs import Spec, parse, parse_sum
 from fedjax_opt.wrappers import aggregators
 
@@ -48,9 +45,9 @@ STRUCTURE = {
 VARIABLES = Variables({"a": jnp.ones(3), "b": jnp.zeros(2)})
 PARAMETERS = [
     pytest.param(kind, name, id=f"{kind}-{name}")
-    for kind in RECIPES
+    for kind in KINDS
     if kind != "task"
-    for name in RECIPES[kind]
+    for name in KINDS[kind]
 ]
 
 
@@ -67,20 +64,25 @@ def functions(module):
 
 
 def given(kind, name):
-    """What the recipes of a kind are applied to."""
+    """What the names of a kind are applied to."""
     if kind == "wrapper":
         return (fo.fedavg(optimizers.sgd(0.1)),)
     return (0.5 if name.startswith("eta-") else 20,) if kind == "controller" else ()
 
 
+def structural(named):
+    """The arguments that cannot be traced."""
+    return [key for key, parameter in named.parameters.items() if parameter.kind != NUMBER]
+
+
 def structure(kind, name):
-    """The structure that a recipe needs, and the numbers that it takes."""
-    recipe = RECIPES[kind][name]
-    fixed = {key: STRUCTURE[key] for key in recipe.fixed if key in STRUCTURE}
+    """The structure that a name needs, and the numbers that it takes."""
+    named = KINDS[kind][name]
+    fixed = {key: STRUCTURE[key] for key in structural(named) if key in STRUCTURE}
     numbers = {
-        key: A_NUMBER if default is None else float(default)
-        for key, default in recipe.defaults.items()
-        if key not in recipe.fixed
+        key: A_NUMBER if parameter.default is None else float(parameter.default)
+        for key, parameter in named.parameters.items()
+        if parameter.kind == NUMBER
     }
     return fixed, numbers
 
@@ -88,66 +90,68 @@ def structure(kind, name):
 # --- there is one for everything ----------------------------------------------------------------------
 
 
-def test_every_algorithm_has_a_recipe():
+def test_every_algorithm_has_a_name():
     public = {name for name, value in functions(fo).items() if "algorithms" in value.__module__}
     assert public == {*functions(algorithms), "local_training"}
-    assert {name.split("-")[0] for name in ALGORITHMS} == set(functions(algorithms))
+    assert {name.split("-")[0] for name in KINDS["algorithm"]} == set(functions(algorithms))
 
 
-def test_every_wrapper_part_and_task_has_a_recipe():
-    assert set(WRAPPERS) == set(functions(wrappers))
-    assert set(TASKS) == {*tasks.NAMES, "from_files"}
-    assert set(AGGREGATORS) == set(functions(aggregators)) - {"aggregated"}
+def test_every_wrapper_part_and_task_has_a_name():
+    assert set(KINDS["wrapper"]) == set(functions(wrappers))
+    assert set(KINDS["task"]) == {*tasks.NAMES, "from_files"}
+    assert set(KINDS["aggregator"]) == set(functions(aggregators)) - {"aggregated"}
     made = {n: inspect.signature(f).return_annotation for n, f in functions(compression).items()}
-    assert set(CODECS) == {n for n, kind in made.items() if kind is compression.Codec} - {"chain"}
+    assert set(KINDS["codec"]) == {n for n, kind in made.items() if kind is compression.Codec} - {
+        "chain"
+    }
     rated = {
         n
         for n, f in functions(optimizers).items()
         if "learning_rate" in inspect.signature(f).parameters
     }
-    assert set(OPTIMIZERS) == rated
+    assert set(KINDS["optimizer"]) == rated
 
 
-def test_every_controller_has_a_recipe():
-    # A recipe's `build` is bound to the constructor that it calls.
-    called = {recipe.build.args[0] for recipe in CONTROLLERS.values()}
+def test_every_controller_has_a_name():
+    # `build` is bound to the constructor that it calls.
+    called = {named.build.args[0] for named in KINDS["controller"].values()}
     assert called >= set(functions(controllers).values()) - {controllers.paper_schedules}
 
 
 def test_what_tasks_suggest_is_known_by_the_same_names():
     for task in tasks.NAMES:
-        assert set(tasks.suggested(task).algorithms) <= set(ALGORITHMS)
+        assert set(tasks.suggested(task).algorithms) <= set(KINDS["algorithm"])
 
 
 @pytest.mark.parametrize("kind, name", PARAMETERS)
-def test_a_recipe_says_what_it_is(kind, name):
-    recipe = RECIPES[kind][name]
-    assert recipe.name == name and recipe.help.endswith(".")
-    assert recipe.paper or kind not in ("algorithm", "wrapper", "controller")
-    assert all(parameter.help for parameter in recipe.parameters.values())
+def test_a_name_says_what_it_is(kind, name):
+    named = KINDS[kind][name]
+    assert named.help.endswith(".")
+    assert named.paper or kind not in ("algorithm", "wrapper", "controller")
+    assert all(parameter.help for parameter in named.parameters.values())
 
 
 # --- defaults and numbers -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", KINDS["algorithm"])
 def test_defaults_are_those_of_the_constructors(name):
     stem, _, optimizer = name.partition("-")
-    recipe = ALGORITHMS[name]
+    named = KINDS["algorithm"][name]
     for function in (getattr(algorithms, stem), getattr(optimizers, optimizer or "sgd")):
         for key, parameter in inspect.signature(function).parameters.items():
             if parameter.default is not parameter.empty:
-                assert recipe.defaults[key] == parameter.default
-    assert recipe.defaults["learning_rate"] is None
+                assert named.parameters[key].default == parameter.default
+    assert named.parameters["learning_rate"].default is None
 
 
 @pytest.mark.parametrize("kind, name", PARAMETERS)
 def test_numbers_are_traced(kind, name):
-    """A recipe builds inside of a program, and every number that goes in is used."""
+    """A name is built inside of a program, and every number that goes in is used."""
     fixed, numbers = structure(kind, name)
 
     def program(traced):
-        made = make(kind, RECIPES[kind], Spec(name, fixed | traced), *given(kind, name))
+        made = make(kind, Spec(name, fixed | traced), *given(kind, name))
         started = made.init(VARIABLES) if kind in ("algorithm", "wrapper") else ()
         return jax.tree.leaves((made, started))
 
@@ -160,7 +164,7 @@ def test_numbers_are_traced(kind, name):
     assert unused == []
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", KINDS["algorithm"])
 def test_other_numbers_are_the_same_program(name):
     fixed, numbers = structure("algorithm", name)
     one = build(Spec(name, fixed | numbers))
@@ -168,10 +172,12 @@ def test_other_numbers_are_the_same_program(name):
     assert jax.tree.structure(one) == jax.tree.structure(other)
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if ALGORITHMS[name].fixed])
+@pytest.mark.parametrize(
+    "name", [name for name in KINDS["algorithm"] if structural(KINDS["algorithm"][name])]
+)
 def test_structure_is_not_traced(name):
     fixed, numbers = structure("algorithm", name)
-    for key in ALGORITHMS[name].fixed:
+    for key in structural(KINDS["algorithm"][name]):
         with pytest.raises(ValueError, match=f"{key} must be"):
             jax.eval_shape(
                 lambda value, key=key: build(Spec(name, fixed | numbers | {key: value})), 2.0
@@ -296,7 +302,7 @@ def test_controllers_take_what_they_start_from():
 
 
 def test_tasks():
-    assert load_task(parse("digits(num_clients=20, alpha=1)")).num_clients == 20
+    assert load_task(parse("digits(num_clients=20, alpha=1)")).federation.num_clients == 20
     with pytest.raises(ValueError, match=r"task 'digit' is not known\. Did you mean 'digits'"):
         load_task(Spec("digit"))
     with pytest.raises(ValueError, match=r"'clients' is not known\. Did you mean 'num_clients'"):
@@ -406,35 +412,34 @@ def test_unknown_hyperparameters():
         hyperparameters(Spec("fedav"))
 
 
-# --- how recipes are derived --------------------------------------------------------------------------
+# --- how a function is read --------------------------------------------------------------------------
 
 
-def example(optimizer: str, rate: float | None = None, count: int = 3, part: bytes = b""):
+def example(how: str, rate: float | None = None, count: int = 3, part: bytes = b""):
     """Makes something.
 
     Args:
-      optimizer: how it
+      how: how it
         is made.
       rate: how fast.
 
     Reference:
       Somebody. Somewhere.
     """
-    return optimizer, rate, count, part
+    return how, rate, count, part
 
 
-def test_derive_reads_signature_and_docstring():
-    recipe = derive("it", example, choices={"part": Choices("codec", CODECS)}, given=("count",))
-    assert recipe.help == "Makes something." and recipe.paper == "Somebody. Somewhere."
-    kinds = {key: parameter.kind for key, parameter in recipe.parameters.items()}
-    assert kinds == {"optimizer": WORD, "rate": NUMBER, "part": PART}
-    assert recipe.parameters["optimizer"].help == "how it is made."
-    assert recipe.required == {"optimizer"} and recipe.fixed == {"optimizer", "part"}
-    assert recipe.build(7, optimizer="x") == ("x", None, 7, b"")
+def test_a_function_is_read_by_its_signature_and_docstring():
+    named = describe(example, given=("count", "part"))
+    assert named.help == "Makes something." and named.paper == "Somebody. Somewhere."
+    kinds = {key: (p.kind, p.required) for key, p in named.parameters.items()}
+    assert kinds == {"how": (WORD, True), "rate": (NUMBER, False)}
+    assert named.parameters["how"].help == "how it is made."
+    assert named.build(7, b"", how="x") == ("x", None, 7, b"")
 
 
-def test_derive_refuses_what_a_spec_cannot_say():
+def test_what_a_spec_cannot_say_is_refused():
     with pytest.raises(ValueError, match="A spec cannot say part, a <class 'bytes'>"):
-        derive("it", example)
+        describe(example)
     with pytest.raises(ValueError, match="pfedme would have two arguments 'learning_rate'"):
-        derive("pfedme", fo.pfedme, {"optimizer": Part(optimizers.sgd)})
+        describe(fo.pfedme, {"optimizer": (optimizers.sgd, {})})
