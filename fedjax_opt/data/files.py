@@ -8,7 +8,7 @@ import os
 import pathlib
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 import chex
 import numpy as np
@@ -77,23 +77,6 @@ def digest(paths: Iterable[pathlib.Path], root: pathlib.Path) -> str:
     return whole.hexdigest()
 
 
-def choose(
-    available: Iterable[str], columns: Mapping[str, str] | None, origin: str
-) -> dict[str, str]:
-    """Names in the result -> names in the file: those asked for, or all."""
-    names = list(available)
-    chosen = {name: name for name in names} if columns is None else dict(columns)
-    if not chosen:
-        raise ValueError(f"{origin} has no columns of examples.")
-    for name in chosen.values():
-        if name not in names:
-            raise ValueError(
-                f"columns must name columns of {origin}, which are {', '.join(map(repr, names))};"
-                f" got {name!r}."
-            )
-    return chosen
-
-
 def texts(values: Iterable[object], origin: str) -> chex.ArrayNumpy:
     """Strings as an array of objects: NumPy's own strings are as long as the longest."""
     found = list(values)
@@ -160,7 +143,7 @@ def _array(values: object, kinds: str, origin: str, wanted: str) -> chex.ArrayNu
 
 
 def read_image(
-    source: pathlib.Path | bytes, origin: str, size: int | None = None, mode: str | None = None
+    source: pathlib.Path | bytes, origin: str, size: int | None = None
 ) -> chex.ArrayNumpy:
     """The pixels of a PNG or JPEG file, uint8: [h, w] where they are grey, else [h, w, 3]."""
     images = optional("PIL.Image", "Reading images", "tables")
@@ -176,8 +159,7 @@ def read_image(
                 raise ValueError(f"it has {picture.width} x {picture.height} pixels")
             if picture.mode[0] in "IF":  # Pillow would cut its values off at 255
                 raise ValueError("it has more than 8 bits a pixel")
-            mode = mode or ("L" if picture.mode in ("1", "L") else "RGB")
-            picture = picture.convert(mode)
+            picture = picture.convert("L" if picture.mode in ("1", "L") else "RGB")
             return np.asarray(picture if size is None else picture.resize((size, size)))
     except images.UnidentifiedImageError as error:
         raise ValueError(f"{origin} cannot be read as an image: it is no PNG or JPEG.") from error

@@ -1,11 +1,11 @@
-"""Files of other federated libraries: LEAF's JSON, TFF's HDF5, what tensorflow-datasets has prepared.
+"""Files of other federated libraries: LEAF's JSON, and what tensorflow-datasets has prepared.
 
-Open only files that you trust: the parsers are those of ijson, h5py and tensorflow-datasets.
+Open only files that you trust: the parsers are those of ijson and tensorflow-datasets.
 """
 
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import chex
@@ -14,21 +14,15 @@ import numpy as np
 from fedjax_opt.core import checks
 from fedjax_opt.data import files, text
 
-LAYOUTS = ("femnist", "sent140", "shakespeare", "celeba", "numbers")
+LAYOUTS = ("femnist", "sent140", "shakespeare", "numbers")
 _TEXT_OF_TWEET = 4
 _PIXELS = 28
 
 Clients = Iterator[tuple[str, dict[str, chex.ArrayNumpy]]]
-Encode = files.Encode
 
 
 def read_leaf(
-    path: str | os.PathLike[str],
-    layout: str | None = None,
-    *,
-    encode: Encode | None = None,
-    images: str | os.PathLike[str] | None = None,
-    image_size: int = 84,
+    path: str | os.PathLike[str], layout: str | None = None, *, encode: files.Encode | None = None
 ) -> Clients:
     """Reads federated data that LEAF wrote, client by client.
 
@@ -38,7 +32,6 @@ def read_leaf(
     - `femnist`: x, float32 `[n, 28, 28]`;
     - `sent140`: x, the texts of the tweets, as objects or through `encode`;
     - `shakespeare`: x, uint8 `[n, L]`, and y are places in `fo.data.text.CHARACTERS`;
-    - `celeba`: x, uint8 `[n, image_size, image_size, 3]`;
     - `numbers`: x, float32 of any shape.
 
     In all of them y is int32, `[n]` unless the file has a list of labels for each example.
@@ -47,8 +40,6 @@ def read_leaf(
       path: A file, or a directory of `.json` files.
       layout: What the examples look like. None: judged by the first client.
       encode: Turns a list of texts into an array, one row a text (for `sent140`).
-      images: The directory of CelebA's images.
-      image_size: The side that CelebA's images are brought to.
 
     Returns:
       Pairs of a client's name and its examples, for `fo.data.collect` or `fo.data.store`.
@@ -68,23 +59,17 @@ def read_leaf(
     """
     if layout is not None:
         checks.choice("layout", layout, LAYOUTS)
-    checks.integer("image_size", image_size, low=1)
-    folder = None if images is None else pathlib.Path(images)
     where = pathlib.Path(path)
     found = sorted(where.glob("*.json")) if where.is_dir() else [where]
     if not found:
         raise ValueError(f"{path} must hold .json files, and holds none.")
     if not found[0].is_file():
         raise FileNotFoundError(f"path must be a file or a directory, got {path}.")
-    return _leaf_clients(found, layout, encode, folder, image_size)
+    return _leaf_clients(found, layout, encode)
 
 
 def _leaf_clients(
-    found: list[pathlib.Path],
-    layout: str | None,
-    encode: Encode | None,
-    images: pathlib.Path | None,
-    size: int,
+    found: list[pathlib.Path], layout: str | None, encode: files.Encode | None
 ) -> Clients:
     for file in found:
         for user, data in _leaf_users(file):
@@ -110,8 +95,6 @@ def _leaf_clients(
                 if any(len(character) != 1 for character in following):
                     raise ValueError(f"{origin}: y must be single characters.")
                 y = text.character_ids(following)[:, 0]
-            elif layout == "celeba":
-                examples = _images(images, files.texts(x, f"{origin}: x").tolist(), size, origin)
             else:
                 examples = files.numbers(x, f"{origin}: x")
             if layout == "femnist":
@@ -136,7 +119,7 @@ def _leaf_users(file: pathlib.Path) -> Iterator[tuple[str, Any]]:
 def _judged(example: object, origin: str) -> str:
     """The layout of which this is the first example."""
     if isinstance(example, str):
-        return "celeba" if example.lower().endswith((".jpg", ".png")) else "shakespeare"
+        return "shakespeare"
     if isinstance(example, list) and example and isinstance(example[0], str):
         return "sent140"
     if isinstance(example, list) and len(example) == _PIXELS**2:
@@ -146,68 +129,8 @@ def _judged(example: object, origin: str) -> str:
     raise ValueError(f"{origin}: x is like no layout of LEAF's: {', '.join(LAYOUTS)}.")
 
 
-def _images(
-    folder: pathlib.Path | None, names: list[str], size: int, origin: str
-) -> chex.ArrayNumpy:
-    if folder is None:
-        raise ValueError("images must be the directory of CelebA's images, got None.")
-    for name in names:  # a name out of a file of data must not lead out of the folder
-        if not name or pathlib.PurePath(name).name != name or "\\" in name or "\0" in name:
-            raise ValueError(f"{origin}: {name!r:.60} is not the name of an image in {folder}.")
-    return np.stack([files.read_image(folder / n, str(folder / n), size, "RGB") for n in names])
-
-
-def read_hdf5(path: str | os.PathLike[str], columns: Mapping[str, str] | None = None) -> Clients:
-    """Reads an HDF5 file of TensorFlow Federated, client by client.
-
-    It has a group `examples`, in it a group for each client, and in that an array for each feature.
-    Numbers of 64 bits become int32 and float32, if they fit, and text arrays of objects; numbers of
-    fewer bits keep their types. Clients without examples are passed over.
-
-    Args:
-      path: The file.
-      columns: Which features to read, `{"x": "pixels", "y": "label"}`, by the names that they get.
-        None: all, under their own names.
-
-    Returns:
-      Pairs of a client's name and its examples.
-
-    Example:
-      >>> import fedjax_opt as fo
-      >>> columns = {"x": "pixels", "y": "label"}
-      >>> clients = fo.data.read_hdf5("fed_emnist_train.h5", columns)  # doctest: +SKIP
-    """
-    file = pathlib.Path(path)
-    if not file.is_file():
-        raise FileNotFoundError(f"path must be an HDF5 file, got {file}.")
-    return _hdf5_clients(file, columns)
-
-
-def _hdf5_clients(path: pathlib.Path, columns: Mapping[str, str] | None) -> Clients:
-    h5py = files.optional("h5py", "read_hdf5", "hdf5")
-    with files.named(path, "is not such an HDF5 file"), h5py.File(path, "r") as file:
-        for name, group in file["examples"].items():
-            origin = f"{path}: client {name!r:.60}"
-            features = {}
-            for key, feature in files.choose(group, columns, origin).items():
-                data, what = group[feature], f"{origin}: {feature!r}"
-                is_text = h5py.check_string_dtype(data.dtype) is not None
-                content = data.asstr()[:] if is_text else data[:]
-                if content.dtype.kind not in "biufO" or (content.dtype.kind == "O" and not is_text):
-                    raise ValueError(f"{what} must be numbers or text, got {content.dtype}.")
-                features[key] = content if is_text else files.values(content, what)
-            if len({len(values) for values in features.values()}) > 1:
-                raise ValueError(f"{origin} must have as many examples in every feature.")
-            if len(next(iter(features.values()))):
-                yield name, features
-
-
-_NAMES = {
-    "image": "x", "text": "x", "label": "y", "polarity": "y", "coarse_label": "coarse",
-    "user": "client",
-}  # fmt: skip
+_NAMES = {"image": "x", "text": "x", "label": "y", "coarse_label": "coarse", "user": "client"}
 _FORMAT = "array_record"
-_NEUTRAL, _POSITIVE = 2, 4
 
 
 def read_tfds(
@@ -216,9 +139,7 @@ def read_tfds(
     """Reads a split of a data set that tensorflow-datasets has prepared in the array_record format.
 
     Images become x (uint8, without a channel axis if there is one channel), text becomes x, labels y
-    (int32), `coarse_label` coarse and `user` client; other features keep their names. EMNIST's images,
-    which are stored mirrored and rotated, are put upright. Of Sentiment140, y is 0 or 1, and neutral
-    tweets are left out.
+    (int32), `coarse_label` coarse and `user` client; other features keep their names.
 
     Nothing is downloaded. Where tensorflow-datasets and TensorFlow are installed, this prepares a set:
     `tfds.builder(name, file_format="array_record").download_and_prepare()`.
@@ -258,35 +179,19 @@ def read_tfds(
         raise ValueError(f"{origin}, split {split!r}, cannot be read: {said:.300}") from error
     if not rows or not isinstance(rows[0], dict):
         raise ValueError(f"{origin}, split {split!r}, has no examples with named features.")
-    arrays = {
+    return {
         str(_NAMES.get(f, f)): _feature([row[f] for row in rows], f"{origin}: {f}") for f in rows[0]
     }
-    return _put_right(builder.name, arrays)
 
 
 def _feature(values: list[Any], origin: str) -> chex.ArrayNumpy:
     if isinstance(values[0], (bytes, str)):
-        decoded: Iterable = (
-            v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in values
-        )
+        decoded = (v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in values)
         return files.texts(decoded, origin)
     try:
         array = np.stack(values)
     except ValueError as error:
         raise ValueError(f"{origin} must have one shape in all examples: {error}") from error
+    if array.ndim == 4 and array.shape[-1] == 1:
+        array = array[..., 0]
     return files.values(array, origin) if array.dtype.kind in "iuf" else array
-
-
-def _put_right(name: str, arrays: dict[str, chex.ArrayNumpy]) -> dict[str, chex.ArrayNumpy]:
-    x = arrays.get("x")
-    if x is not None and x.ndim == 4 and x.shape[-1] == 1:
-        x = x[..., 0]
-    if name == "emnist" and x is not None and x.ndim == 3:
-        x = np.ascontiguousarray(x.transpose(0, 2, 1))
-    if x is not None:
-        arrays = {**arrays, "x": x}
-    if name == "sentiment140":
-        polar = arrays["y"] != _NEUTRAL
-        arrays = {key: array[polar] for key, array in arrays.items()}
-        arrays["y"] = (arrays["y"] == _POSITIVE).astype(np.int32)
-    return arrays

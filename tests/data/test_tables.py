@@ -378,10 +378,10 @@ GOOD = {"who": ["a", "b"], "x": [1.0, 2.0], "t": ["one word", "two words"]}
 @pytest.mark.parametrize(
     ("change", "options", "wrong"),
     [
-        ({}, {"client": "user"}, "client must be a column of .*'who', 'x', 't'; got 'user'"),
-        ({}, {"label": "kind"}, "label must be a column of .*; got 'kind'"),
+        ({}, {"client": "user"}, "client must name a column of .*'who', 'x', 't'; got 'user'"),
+        ({}, {"label": "kind"}, "label must name a column of .*; got 'kind'"),
         ({}, {"client": "who", "label": "who"}, "client and label must be different columns"),
-        ({}, {"columns": ["z"]}, "columns must name columns of .*; got 'z'"),
+        ({}, {"columns": ["z"]}, "columns must name a column of .*; got 'z'"),
         ({}, {"columns": "x"}, "columns must be a sequence of names or a mapping, got 'x'"),
         ({}, {"client": "who", "columns": ["who"]}, "but 'who' is the client or the label"),
         ({}, {"label": "who", "columns": {"y": "x"}}, "must not call an array 'y'"),
