@@ -8,6 +8,9 @@
                  local    y <- y - eta g + (beta C / K) (x - a_i)
     FedHBM       a_i = the model with which client i finished when it last took part
                  local    y <- y - eta g + (beta C / K) (y - a_i),     y as it is in every step
+    by_absence   LocalGHBM and FedHBM with 1 / (t - t_i) for C, t_i the round in which i last took part
+    momentum_in_step
+                 GHBM with   y <- y - eta (g - (beta / K) b)
     all these    Nesterov's form: the momentum is applied before g is taken
                  upload   y - x
                  server   x+ = x + eta_s sum_i w_i (y_i - x)
@@ -155,6 +158,7 @@ def ghbm(
     beta: chex.Numeric = 0.9,
     server_learning_rate: chex.Numeric = 1.0,
     nesterov: bool = False,
+    momentum_in_step: bool = False,
 ) -> Algorithm:
     """GHBM: `y <- y - eta g + (beta / (tau K)) (x_t - x_{t-tau})` in every local step.
 
@@ -163,6 +167,8 @@ def ghbm(
       tau: over how many rounds the momentum looks back, a Python int; 1 / C is the paper's choice.
       beta: the weight of the momentum, not negative; 0 is FedAvg.
       nesterov: whether the momentum is applied before the gradient is taken.
+      momentum_in_step: whether the momentum is part of what the optimiser is handed, as in the paper's
+        Algorithm 2, and so weighted by its learning rate. Algorithm 1 adds it beside the step.
 
     Returns:
       An `Algorithm` without client state that sends the momentum beside the model, and keeps tau models
@@ -176,12 +182,19 @@ def ghbm(
     """
     tau = StaticInt(checks.integer("tau", tau, low=1))
     beta, eta = _checked(beta, server_learning_rate)
+    if nesterov and momentum_in_step:
+        raise ValueError(
+            "nesterov=True moves the model before the step: momentum_in_step=True cannot."
+        )
     plain = local_training(
         optimizer,
         init=Partial(_init, tau),
         broadcast=_broadcast,
+        direction=Partial(_less_momentum, beta) if momentum_in_step else None,
         server_step=Partial(_server_step, eta),
     )
+    if momentum_in_step:
+        return plain
     return _pushed(plain, Partial(_global_push, beta), nesterov)
 
 
@@ -210,11 +223,14 @@ def localghbm(
     beta: chex.Numeric = 0.9,
     server_learning_rate: chex.Numeric = 1.0,
     nesterov: bool = False,
+    by_absence: bool = False,
 ) -> Algorithm:
     """LocalGHBM: `y <- y - eta g + (beta C / K) (x - a_i)`, a_i the model received last time.
 
     Args:
       optimizer, beta, server_learning_rate, nesterov: as for `ghbm`.
+      by_absence: whether the momentum is divided by the rounds since the client last took part, its own
+        tau_i, as Algorithm 1 has it. Otherwise it is multiplied by C, which is 1 / tau_i on average.
 
     Returns:
       An `Algorithm` whose clients keep a model, at FedAvg's cost of communication.
@@ -223,7 +239,7 @@ def localghbm(
       >>> import fedjax_opt as fo
       >>> algorithm = fo.localghbm(fo.optimizers.sgd(0.1), beta=0.9)
     """
-    return _with_anchors(_received, optimizer, beta, server_learning_rate, nesterov)
+    return _with_anchors(_received, optimizer, beta, server_learning_rate, nesterov, by_absence)
 
 
 def fedhbm(
@@ -231,11 +247,13 @@ def fedhbm(
     beta: chex.Numeric = 1.0,
     server_learning_rate: chex.Numeric = 1.0,
     nesterov: bool = False,
+    by_absence: bool = False,
 ) -> Algorithm:
     """FedHBM: `y <- y - eta g + (beta C / K) (y - a_i)`, a_i the client's own last model.
 
     Args:
       optimizer, beta, server_learning_rate, nesterov: as for `ghbm`.
+      by_absence: as for `localghbm`.
 
     Returns:
       An `Algorithm` whose clients keep a model, at FedAvg's cost of communication.
@@ -244,7 +262,7 @@ def fedhbm(
       >>> import fedjax_opt as fo
       >>> algorithm = fo.fedhbm(fo.optimizers.sgd(0.1), beta=1.0)
     """
-    return _with_anchors(_trained, optimizer, beta, server_learning_rate, nesterov)
+    return _with_anchors(_trained, optimizer, beta, server_learning_rate, nesterov, by_absence)
 
 
 def ghbm_server(
@@ -358,6 +376,12 @@ def _global_push(beta, local, context):
     return trees.scale(beta * trees.reciprocal(context.num_steps), context.message.momentum)
 
 
+def _less_momentum(beta, gradient, local, context):
+    return trees.add_scaled(
+        gradient, -beta * trees.reciprocal(context.num_steps), context.message.momentum
+    )
+
+
 def _server_step(eta, server, mean, situation):
     x = move(server.variables, mean, eta)
     return Server(x, server.ring.write(server.variables.params))
@@ -371,7 +395,7 @@ def _pushing_server_step(beta, eta, server, mean, situation):
 # LocalGHBM and FedHBM ----------------------------------------------------------------------------
 
 
-def _with_anchors(model_of, optimizer, beta, server_learning_rate, nesterov):
+def _with_anchors(model_of, optimizer, beta, server_learning_rate, nesterov, by_absence):
     beta, eta = _checked(beta, server_learning_rate)
     model_of = Partial(model_of)
     plain = local_training(
@@ -380,7 +404,8 @@ def _with_anchors(model_of, optimizer, beta, server_learning_rate, nesterov):
         upload=Partial(_upload, model_of),
         server_step=Partial(averaged, eta),
     )
-    return _pushed(plain, Partial(_anchored_push, beta, model_of), nesterov)
+    share = Partial(_per_round_away if by_absence else _participation)
+    return _pushed(plain, Partial(_anchored_push, beta, model_of, share), nesterov)
 
 
 def _received(local, context):
@@ -397,9 +422,17 @@ def _init_client(variables):
     return Client(trees.zeros_like(variables.params), jnp.full((), -1, jnp.int32))
 
 
-def _anchored_push(beta, model_of, local, context):
+def _participation(context):
+    return context.participation
+
+
+def _per_round_away(context):
+    return trees.reciprocal(context.round - context.client.last_round)
+
+
+def _anchored_push(beta, model_of, share_of, local, context):
     away = trees.subtract(model_of(local, context), context.client.anchor)
-    share = beta * context.participation * trees.reciprocal(context.num_steps)
+    share = beta * share_of(context) * trees.reciprocal(context.num_steps)
     return trees.scale(jnp.where(context.client.last_round >= 0, share, 0), away)
 
 

@@ -7,7 +7,8 @@
     upload   y - x (d_i went up with the probe)
     server   x+ = x + eta_s sum_i w_i (y_i - x),    s+ = T(c, s)
 
-MimeMom is Mime with momentum: y - eta (beta m + g(y) - g(x) + c), m+ = beta m + c.
+MimeMom is Mime with momentum: y - eta (beta m + g(y) - g(x) + c), m+ = beta m + c. MimeLiteMom is
+MimeLite with the same one: y - eta (beta m + g(y)).
 
 References:
   Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh. Breaking the centralized barrier for
@@ -80,19 +81,25 @@ def mimexlite(optimizer: Triple, server_learning_rate: chex.Numeric = 1.0) -> Al
 
 
 def mimemom(
-    optimizer: Triple, momentum: chex.Numeric = 0.9, server_learning_rate: chex.Numeric = 1.0
+    optimizer: Triple,
+    momentum: chex.Numeric = 0.9,
+    server_learning_rate: chex.Numeric = 1.0,
+    lite: bool = False,
 ) -> Algorithm:
     """MimeMom: `y <- y - eta (beta m + g(y) - g(x) + c)`, `m+ = beta m + c`.
 
-    `mime` with `sgdm` is the same up to the scale of m and eta: that momentum is normalised.
+    `mime` with `sgdm` is the same up to the scale of m and eta: that momentum is normalised. With
+    `lite` it is MimeLiteMom, `y <- y - eta (beta m + g(y))`, as `mimelite` with `sgdm`.
 
     Args:
       optimizer: `fedjax_opt.optimizers.sgd`, or a chain of preprocessors before it.
-      momentum: beta, in [0, 1); 0 is `mime` with SGD.
+      momentum: beta, in [0, 1); 0 is `mime` (or `mimelite`) with SGD.
       server_learning_rate: eta_s, not negative.
+      lite: whether local steps take g(y) alone: MimeLiteMom.
 
     Returns:
-      An `Algorithm` with a probe and without client state. Each local step takes two gradients.
+      An `Algorithm` with a probe and without client state. Each local step takes two gradients, one
+      with `lite`.
 
     Example:
       >>> import fedjax_opt as fo
@@ -105,7 +112,7 @@ def mimemom(
         update=Partial(_heavy_ball_update, optimizer, beta),
         track=Partial(_heavy_ball_track, optimizer, beta),
     )
-    return mime(heavy_ball, server_learning_rate)
+    return (mimelite if lite else mime)(heavy_ball, server_learning_rate)
 
 
 def _mimelite(probe, optimizer, server_learning_rate):

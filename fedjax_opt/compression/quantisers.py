@@ -4,7 +4,8 @@
                  extremes of each sign, which are the header; 0 is exact
     exponential  magnitudes evenly spaced on a logarithmic scale from the largest M to the smallest m,
                  (M, m) the header: code 0 is 0, 1 .. h-1 are -M b^0 .. -M b^-(h-2), h .. 2h-2 the same
-                 without the sign, b = (M / m)^(1 / (h-2))
+                 without the sign, b = (M / m)^(1 / (h-2)). From one, for M = 1 and the header (m):
+                 1 .. h-1 are -b^-1 .. -b^-(h-1), h .. 2h-1 are b^0 .. b^-(h-1), b = m^(-1 / (h-1))
     sign         one bit, times the mean magnitude
     ternary      -1, 0 or 1, times the largest magnitude
 
@@ -57,12 +58,14 @@ def uniform(bits: int = 8, stochastic: bool = False) -> Codec:
     return _quantising("uniform", _uniform, _uniform_restored, radix, 4, stochastic)
 
 
-def exponential(bits: int = 8, stochastic: bool = False) -> Codec:
+def exponential(bits: int = 8, stochastic: bool = False, from_one: bool = False) -> Codec:
     """Codes whose logarithms are evenly spaced, for numbers of very different magnitudes.
 
     Args:
       bits: the width of a code, 3 to 16.
       stochastic: round at random, such that the expected value of an entry is the entry.
+      from_one: whether the scale begins at 1 and not at the largest magnitude, as in the thesis. It then
+        sends one number less, larger magnitudes come back as 1, and -1 as the next level.
 
     Returns:
       A `Codec`. With M and m the largest and the smallest magnitude but 0, an entry is off by a factor
@@ -77,6 +80,13 @@ def exponential(bits: int = 8, stochastic: bool = False) -> Codec:
       ['1e-20', '3e-09', '-2']
     """
     radix = 2 ** checks.integer("bits", bits, low=3, high=16)
+    if from_one:
+        if stochastic:
+            raise ValueError(
+                "stochastic=True has no expected value for what from_one=True cuts off."
+            )
+        rules = _exponential_from_one, _from_one_restored
+        return _quantising("exponential from one", *rules, radix, 1, False)
     return _quantising("exponential", _exponential, _exponential_restored, radix, 2, stochastic)
 
 
@@ -195,6 +205,29 @@ def _exponential_restored(radix, codes, header):
     magnitude = jnp.where(place == 0, largest, jnp.where(place == steps, smallest, magnitude))
     signed = jnp.where(negative, -magnitude, magnitude)
     return jnp.where(codes == 0, 0 * largest, signed)
+
+
+def _exponential_from_one(radix, _random, values, **_):
+    half = radix // 2
+    magnitudes, negative = jnp.abs(values), values < 0
+    smallest, largest = _extremes(magnitudes, magnitudes != 0)
+    tiny = jnp.finfo(values.dtype).tiny
+    step = _or_one(jnp.log(jnp.clip(smallest, tiny, 1)) / (half - 1))
+    place = jnp.round(jnp.log(jnp.clip(magnitudes, tiny, 1)) / step)
+    # Code 0 is 0: a negative number has no level at 1.
+    place = jnp.clip(place, jnp.where(negative, 1, 0), half - 1)
+    codes = place + jnp.where(negative, 0, half).astype(place.dtype)
+    return jnp.where(magnitudes == 0, 0, codes), _poisoned(jnp.stack([smallest, largest]))[:1]
+
+
+def _from_one_restored(radix, codes, header):
+    half, smallest = radix // 2, header[0]
+    negative = codes < half
+    place = jnp.where(negative, codes, codes - half)
+    ceiling = jnp.maximum(smallest, jnp.finfo(smallest.dtype).tiny)
+    magnitude = jnp.exp(place / (half - 1) * jnp.log(jnp.minimum(ceiling, 1)))
+    signed = jnp.where(negative, -magnitude, magnitude)
+    return jnp.where(codes == 0, 0 * smallest, signed)
 
 
 def _sign(_radix, _random, values, *, count, **_):

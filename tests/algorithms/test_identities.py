@@ -209,6 +209,15 @@ IDENTITIES = {
         ),
         theirs_seen=lambda state, h: (state.variables, state.server.optimizer.m),
     ),
+    "mimelitemom is mimelite with sgdm and a larger step": Identity(
+        lambda h: fo.mimemom(h.sgd, h.beta, h.eta, lite=True),
+        lambda h: fo.mimelite(opt.sgdm(h.lr / (1 - h.beta), h.beta), h.eta),
+        lambda h: fo.mimemom(h.sgd, h.beta, h.eta),
+        ours_seen=lambda state, h: (
+            state.variables, _scaled(1 - h.beta, state.server.optimizer.m)
+        ),
+        theirs_seen=lambda state, h: (state.variables, state.server.optimizer.m),
+    ),
     "mimemom without momentum is mime with sgd": Identity(
         lambda h: fo.mimemom(h.sgd, 0.0, h.eta),
         lambda h: fo.mime(h.sgd, h.eta),

@@ -7,6 +7,7 @@ weight decay, the MLP with it. FedMAX and MOON look at the features of the MLP, 
 oracles know.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -95,11 +96,11 @@ def _plain(algorithm, oracle, hyper=(), clients=False, **fixed):
 BETA = (("beta", "beta"),)
 
 
-def _ghbm(tau, nesterov=False):
+def _ghbm(tau, nesterov=False, in_step=False):
     def make(h, local):
-        return fo.ghbm(_sgd(h, local), tau, h["beta"], h["server_lr"], nesterov)
+        return fo.ghbm(_sgd(h, local), tau, h["beta"], h["server_lr"], nesterov, in_step)
 
-    fixed = {"tau": tau, "nesterov": nesterov}
+    fixed = {"tau": tau, "nesterov": nesterov, "in_step": in_step}
     return Case(make, mom.ghbm, STEP | dict(BETA), fixed)
 
 
@@ -151,11 +152,21 @@ CASES = {
     "ghbm-1": _ghbm(1),
     "ghbm-2": _ghbm(2),
     "ghbm-2-nesterov": _ghbm(2, nesterov=True),
+    "ghbm-2-in-step": _ghbm(2, in_step=True),
     "fedadc": _plain(fo.fedadc, mom.fedadc, BETA),
     "ghbm_server": _plain(fo.ghbm_server, mom.ghbm_server, BETA, tau=2),
     "ghbm_theory": _plain(fo.ghbm_theory, mom.ghbm_theory, (("beta", "alpha"),), tau=2),
     "localghbm": _plain(fo.localghbm, mom.localghbm, BETA, clients=True),
     "fedhbm": _plain(fo.fedhbm, mom.fedhbm, BETA, clients=True),
+    **{
+        f"{algorithm.__name__}-by-absence": _plain(
+            partial(algorithm, by_absence=True),
+            partial(oracle, by_absence=True),
+            BETA,
+            clients=True,
+        )
+        for algorithm, oracle in ((fo.localghbm, mom.localghbm), (fo.fedhbm, mom.fedhbm))
+    },
     "feddyn": _regularised(fo.feddyn, reg.feddyn, "alpha"),
     "adabest": _regularised(fo.adabest, reg.adabest, "mu", "beta", clients=False),
     "feddc": _regularised(fo.feddc, reg.feddc, "alpha"),

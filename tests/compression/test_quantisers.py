@@ -196,6 +196,34 @@ def test_within_one_bin_of_the_published_code(case, precision):
     assert np.all(log_ratio <= np.log(theirs["exp_q"]["b"]) + ours_bin / 2 + 1e-5)
 
 
+@pytest.mark.parametrize("case", PUBLISHED)
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_from_one_is_the_published_scale_rounded_to_the_nearest(case, precision):
+    values, theirs = np.array(PUBLISHED[case]["input"], precision), PUBLISHED[case][precision]
+    base = np.log(theirs["exp_q"]["b"])
+    ours = seen(compression.exponential(8, from_one=True), values)
+    np.testing.assert_array_equal(np.sign(ours), np.sign(values))
+    here = values != 0
+    levels = -np.log(np.abs(ours[here])) / base
+    lowest = np.where(values[here] < 0, 1, 0)
+    exact = -np.log(np.minimum(np.abs(values[here]), 1)) / base
+    np.testing.assert_allclose(levels, np.round(levels), atol=1e-3)
+    assert np.all(np.abs(levels - np.clip(exact, lowest, 127)) <= 0.5 + 1e-3)
+    # Theirs is rounded to one side.
+    apart = -np.log(np.abs(np.array(theirs["exp_dq"]))[here]) / base - levels
+    assert np.all(np.abs(apart) <= 1.001)
+
+
+def test_from_one_sends_one_number_and_refuses_what_it_cannot_be():
+    like = {"w": jnp.zeros(LENGTH)}
+    codecs = compression.exponential(8, from_one=True), compression.exponential(8)
+    fewer, more = (compression.expected_bytes(codec, like) for codec in codecs)
+    assert more - fewer == 8
+    np.testing.assert_array_equal(seen(codecs[0], np.array([3.0, 0.0, 2.0])), [1, 0, 1])
+    with pytest.raises(ValueError, match=r"stochastic=True .* from_one=True"):
+        compression.exponential(8, stochastic=True, from_one=True)
+
+
 EDGES = {
     "one sign missing": [1.0, 2.0, 5.0],
     "the other one": [-1.0, -2.0, -5.0],
@@ -243,6 +271,7 @@ def test_what_is_not_finite_is_never_hidden(name, bad):
     codec = DETERMINISTIC.get(name, compression.ce_fedavg(0.5))
     values = np.array([0.1, bad, -2.0, 0.3])
     assert not np.all(np.isfinite(seen(codec, values)))
+    assert not np.all(np.isfinite(seen(compression.exponential(8, from_one=True), values)))
 
 
 TOP_K, UNIFORM = compression.top_k(0.5), compression.uniform(8)

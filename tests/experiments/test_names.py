@@ -378,6 +378,7 @@ def test_hyperparameters():
         "beta": Hyperparameter(0.5, False),
         "server_learning_rate": Hyperparameter(1.0, False),
         "nesterov": Hyperparameter(False, True),
+        "momentum_in_step": Hyperparameter(False, True),
         "clipped.max_norm": Hyperparameter(2, False),
         "compressed.upload": Hyperparameter(around[1].arguments["upload"], True),
         "compressed.upload.sparsity": Hyperparameter(0.5, False),

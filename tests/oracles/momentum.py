@@ -196,13 +196,24 @@ def _heavy_ball(x, models, tau):
 
 
 def ghbm(
-    params, rounds, gradient, *, beta, tau, lr, nesterov=False, server_lr=1.0, weight_decay=0.0
+    params,
+    rounds,
+    gradient,
+    *,
+    beta,
+    tau,
+    lr,
+    nesterov=False,
+    in_step=False,
+    server_lr=1.0,
+    weight_decay=0.0,
 ):
     """GHBM: y - lr g + (beta/K_i) m, m = (x_t - x_{t-tau})/tau.
 
     Algorithm 1 and equation 7. There is no momentum while fewer than tau earlier models exist.
-    With ``nesterov``, y + (beta/K_i) m comes before each gradient. Returns ``m``, for the next
-    round, and ``models``, the last tau models before ``params``, oldest first.
+    With ``nesterov``, y + (beta/K_i) m comes before each gradient. With ``in_step``, Algorithm 2:
+    u = g - (beta/K_i) m and y - lr u. Returns ``m``, for the next round, and ``models``, the last tau
+    models before ``params``, oldest first.
     """
     x, history = params, []
     models = []
@@ -210,7 +221,7 @@ def ghbm(
         m = _heavy_ball(x, models, tau)
         deltas, losses = [], []
         for batches in rnd["batches"]:
-            shift = _weighted_sum([beta / len(batches)], [m])
+            shift = _weighted_sum([(lr if in_step else 1.0) * beta / len(batches)], [m])
             if nesterov:
                 y, client_losses = _local_nesterov(x, batches, gradient, lr, weight_decay, shift)
             else:
@@ -307,48 +318,81 @@ def ghbm_server(params, rounds, gradient, *, beta, tau, lr, server_lr=1.0, weigh
     return history
 
 
-def localghbm(params, rounds, gradient, *, beta, lr, num_clients, server_lr=1.0, weight_decay=0.0):
+def _share(rnd, num_clients, last, t, by_absence):
+    """client -> C, or 1/tau_i; what it is for a client without an anchor does not matter."""
+    if by_absence:
+        return lambda client: 1 / (t - last.get(client, t - 1))
+    return lambda client: len(rnd["clients"]) / num_clients
+
+
+def localghbm(
+    params,
+    rounds,
+    gradient,
+    *,
+    beta,
+    lr,
+    num_clients,
+    by_absence=False,
+    server_lr=1.0,
+    weight_decay=0.0,
+):
     """LocalGHBM: y - lr g + (beta C/K_i) (x - a_i), a_i the model i received last time.
 
-    Algorithm 1, with C = |S|/N for 1/tau_i as in the published code. No momentum in a client's
-    first participation. Returns ``anchors``, the a_i.
+    Algorithm 1, with C = |S|/N for 1/tau_i as in the published code; ``by_absence`` is 1/tau_i, tau_i
+    the rounds since i took part. No momentum in a client's first participation. Returns ``anchors``,
+    the a_i.
     """
     x, history = params, []
-    anchors = {}
-    for rnd in rounds:
-        ratio = len(rnd["clients"]) / num_clients
+    anchors, last = {}, {}
+    for t, rnd in enumerate(rounds):
+        share_of = _share(rnd, num_clients, last, t, by_absence)
 
-        def correct_for(client, k, x=x, anchors=anchors, ratio=ratio):
+        def correct_for(client, k, x=x, anchors=anchors, share_of=share_of):
+            share = share_of(client)
             move = _sub(x, anchors.get(client, x))
-            return lambda g, y: _add_scaled(g, -beta * ratio / (k * lr), move)
+            return lambda g, y: _add_scaled(g, -beta * share / (k * lr), move)
 
         deltas, _, losses = _local_steps(x, rnd, gradient, lr, weight_decay, correct_for)
         anchors = {**anchors, **dict.fromkeys(rnd["clients"], x)}
+        last = {**last, **dict.fromkeys(rnd["clients"], t)}
         x = _add_scaled(x, server_lr, _mean_delta(rnd, deltas))
         history.append(_entry(rnd, x, deltas, losses, anchors=anchors))
     return history
 
 
-def fedhbm(params, rounds, gradient, *, beta, lr, num_clients, server_lr=1.0, weight_decay=0.0):
+def fedhbm(
+    params,
+    rounds,
+    gradient,
+    *,
+    beta,
+    lr,
+    num_clients,
+    by_absence=False,
+    server_lr=1.0,
+    weight_decay=0.0,
+):
     """FedHBM: y - lr g + (beta C/K_i) (y - a_i), a_i i's final local model of last time.
 
-    The momentum is taken anew in every local step; none in a client's first participation.
-    Returns ``anchors``, the a_i.
+    The momentum is taken anew in every local step; none in a client's first participation. With
+    ``by_absence``, 1/tau_i for C as in ``localghbm``. Returns ``anchors``, the a_i.
     """
     x, history = params, []
-    anchors = {}
-    for rnd in rounds:
-        ratio = len(rnd["clients"]) / num_clients
+    anchors, last = {}, {}
+    for t, rnd in enumerate(rounds):
+        share_of = _share(rnd, num_clients, last, t, by_absence)
 
-        def correct_for(client, k, anchors=anchors, ratio=ratio):
+        def correct_for(client, k, anchors=anchors, share_of=share_of):
             if client not in anchors:
                 return lambda g, y: g
-            a_i = anchors[client]
-            return lambda g, y: _add_scaled(g, -beta * ratio / (k * lr), _sub(y, a_i))
+            a_i, share = anchors[client], share_of(client)
+            return lambda g, y: _add_scaled(g, -beta * share / (k * lr), _sub(y, a_i))
 
         deltas, _, losses = _local_steps(x, rnd, gradient, lr, weight_decay, correct_for)
         finals = [_add_scaled(x, 1.0, delta) for delta in deltas]
         anchors = {**anchors, **dict(zip(rnd["clients"], finals, strict=True))}
+        last = {**last, **dict.fromkeys(rnd["clients"], t)}
         x = _add_scaled(x, server_lr, _mean_delta(rnd, deltas))
         history.append(_entry(rnd, x, deltas, losses, anchors=anchors))
     return history
