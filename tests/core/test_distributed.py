@@ -60,7 +60,7 @@ def test_two_processes_give_the_numbers_of_one(joined):
         assert report["process"] == [index, 2] and report["devices"] == [4, 2]
         assert report["first"] == "said by 0" and report["each"] == ["said by", "said by me"]
         assert report["same again"] and report["latest"] == 4
-        # One of real numbers and one of integers: sums, and with them what each client has one number of.
+        # One of real numbers and one of integers: sums, and with them each client's own numbers.
         assert report["messages"] == 2
         assert_all_close(report["found"], expected)
 
