@@ -245,7 +245,7 @@ class Checkpoints:
             if any(counts.values()):
                 path = self._rows_file(about["round"])
                 path.parent.mkdir(exist_ok=True)
-                np.savez(content := io.BytesIO(), allow_pickle=False, **rows)
+                np.savez(content := io.BytesIO(), **rows)
                 durable.replace(path, content.getvalue())
                 checksum = hashlib.sha256(content.getvalue()).hexdigest()
                 written.append({"round": about["round"], "rows": counts, "sha256": checksum})

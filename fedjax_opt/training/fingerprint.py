@@ -186,10 +186,11 @@ def of_array(value: Any) -> str:
     """An array as text: its type, and its content or a checksum of it."""
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return f"{value.dtype} {of_array(jax.random.key_data(value))}"
-    shape = np.shape(value)
-    if np.size(value) <= _SHOWN:
+    if not isinstance(value, jax.Array):
+        value = np.asarray(value)  # A number is the same number whether it is kept as an array or not.
+    shape = value.shape
+    if value.size <= _SHOWN:
         array = np.asarray(value)
-        # A number is the same number whether it is kept as an array or not.
         return repr(array.item()) if not shape else f"{array.dtype}{[*shape]} {array.tolist()}"
     # All rows in order, or where these would be too many, those of evenly spaced places.
     found, rows, starts, length = hashlib.sha256(), shape[0], [0], shape[0]

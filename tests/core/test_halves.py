@@ -9,6 +9,7 @@ import fedjax_opt as fo
 from fedjax_opt import optimizers as opt
 from fedjax_opt.core import trees
 from fedjax_opt.core.algorithm import received, sent
+from fedjax_opt.core.compatibility import enable_x64
 from fedjax_opt.engine.round import _SERVER
 from tests.algorithms import helpers
 from tests.algorithms.matrix import ROWS
@@ -154,7 +155,7 @@ def _round(algorithm, weights, num_steps=NUM_STEPS, dtype=jnp.float64, guard=Non
 def test_the_scale_of_the_weights_changes_no_bit(name, scale):
     """From what is 0 in float32 to what overflows when it is added up."""
     algorithm = {**MORE, "FedAvg": FEDAVG}[name]
-    with jax.enable_x64(False):
+    with enable_x64(False):
         _, one, info = _round(algorithm, WEIGHTS, dtype=jnp.float32)
         _, other, scaled = _round(algorithm, scale * WEIGHTS, dtype=jnp.float32)
     helpers.assert_same_bits(one, other)
@@ -171,7 +172,7 @@ def test_weights_that_are_known_only_inside_of_a_program_are_scaled_too():
     def loss(weights):
         return round_fn(state, np.array(COHORT), batches, weights)[1].loss
 
-    with jax.enable_x64(False):
+    with enable_x64(False):
         losses = [loss(jnp.asarray(s * WEIGHTS, jnp.float32)) for s in (1.0, 2.0**124, 2.0**-120)]
     assert float(losses[0]) == float(losses[1]) == float(losses[2]) > 0
 
@@ -190,7 +191,7 @@ def test_many_equal_weights_are_added_up_by_pairs(strategy):
         return server._replace(variables=fo.Variables({"x": situation.weight}))
 
     algorithm = FEDAVG._replace(server_step=weight)
-    with jax.enable_x64(False):
+    with enable_x64(False):
         state = fo.first_state(algorithm, {"x": jnp.zeros((), jnp.float32)}, size)
         round_fn = fo.make_round(
             algorithm, fo.Model(None, loss), strategy=helpers.STRATEGIES[strategy]

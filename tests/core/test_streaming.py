@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
+from fedjax_opt.core.compatibility import enable_x64
 from fedjax_opt.execution.strategies import Strategy
 from fedjax_opt.training import chunks
 from tests.core.problems import MODEL, counted, ragged
@@ -101,7 +102,7 @@ def test_equal_clients_compile_once(tmp_path):
 def test_examples_have_the_precision_that_the_caller_has_set(both):
     """`enable_x64` holds in the thread that calls it, and not in the one that reads."""
     _, stored = both
-    with jax.enable_x64(False):
+    with enable_x64(False):
         sent = read(stored, fo.cohorts.uniform(5), jax.random.key(0), 0, 3)
     assert sent.examples["x"].dtype == np.float32
 

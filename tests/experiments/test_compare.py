@@ -63,6 +63,7 @@ def test_each_run_is_that_of_simulate(both):
 
 
 def test_it_says_what_it_is(both, tmp_path):
+    pytest.importorskip("pandas")
     assert both.rule.metric == "loss" and not both.rule.maximise
     best = both.best()
     assert {one.label: one.hyperparameters["rate"] for one in best} == {

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
+from fedjax_opt.core.compatibility import enable_x64
 from fedjax_opt.planning import candidates
 from fedjax_opt.planning.setting import Given, as_numbers, scaled
 
@@ -320,8 +321,7 @@ def test_a_tuned_run_is_recommended_for_its_own_rounds(name):
 
 def test_single_precision_outside_changes_nothing(plan):
     """A plan is made in double precision, whatever JAX computes in, and leaves that as it was."""
-    switch = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
-    with switch(False):
+    with enable_x64(False):
         again = fo.plan(SIZE, PHONES, constants=CONSTANTS, seconds=HOURS, num_clients=300)
         assert jax.numpy.zeros(()).dtype == np.float32
     assert again.local_steps == plan.local_steps

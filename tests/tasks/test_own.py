@@ -35,6 +35,7 @@ def letters(tmp_path):
 
 
 def test_natural_clients_from_a_file(letters):
+    pytest.importorskip("pyarrow")
     found = load_files(str(letters), client="user", label="buys", columns=["age", "income", "city"])
     federation = found.federation
     assert repr(federation) == (
