@@ -187,7 +187,8 @@ def of_array(value: Any) -> str:
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return f"{value.dtype} {of_array(jax.random.key_data(value))}"
     if not isinstance(value, jax.Array):
-        value = np.asarray(value)  # A number is the same number whether it is kept as an array or not.
+        # A number is the same number whether it is kept as an array or not.
+        value = np.asarray(value)
     shape = value.shape
     if value.size <= _SHOWN:
         array = np.asarray(value)
