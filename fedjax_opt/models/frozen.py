@@ -6,16 +6,15 @@ Hu et al., LoRA: low-rank adaptation of large language models, 2022.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-import chex
 import jax
-import jax.numpy as jnp
 
 from fedjax_opt.core import Model, Variables, checks
 from fedjax_opt.core.paths import matcher
+from fedjax_opt.models import low_rank
+from fedjax_opt.models.low_rank import Adapter
 
 Where = str | Sequence[str] | Callable[[str, Any], bool]
 
@@ -43,41 +42,40 @@ def trainable(model: Model, variables: Variables, where: Where) -> Model:
       >>> jax.tree.map(jnp.shape, last.init(jax.random.key(1), batch).params)
       {'layer_0': {'b': None, 'w': None}, 'layer_1': {'b': (3,), 'w': (8, 3)}}
     """
-    is_chosen = matcher(where)
-
-    def part(chosen):
-        def keep(path, leaf):
-            path = "params/" + jax.tree_util.keystr(path, simple=True, separator="/")
-            return leaf if bool(is_chosen(path, leaf)) == chosen else None
-
-        return jax.tree_util.tree_map_with_path(keep, variables.params)
-
-    params = part(True)
-    if not jax.tree.leaves(params):
-        raise ValueError(f"where must choose parameters, got {where!r}, which is the path of none.")
-    return _on_base(
-        model, part(False), _Part(model.loss), lambda key, batch: Variables(params, variables.state)
+    paths, leaves, structure = _named_leaves(variables)
+    chosen = [bool(matcher(where)(path, leaf)) for path, leaf in zip(paths, leaves, strict=True)]
+    if not any(chosen):
+        raise ValueError(
+            f"where must choose parameters, got {where!r}, which is the path of none of {paths}."
+        )
+    params, base = (
+        [leaf if mine == part else None for leaf, mine in zip(leaves, chosen, strict=True)]
+        for part in (True, False)
     )
+    start = Variables(jax.tree.unflatten(structure, params), variables.state)
+    return _on_base(model, jax.tree.unflatten(structure, base), lambda key, batch: start)
 
 
 def lora(
     model: Model, variables: Variables, rank: int, where: Where = "**", scale: float = 1.0
 ) -> Model:
-    """The model of a Flax Linen module with low-rank adapters, which alone are trained.
+    """The model with low-rank adapters beside weights that it multiplies with, which alone are trained.
 
-    A layer `nn.Dense` or `nn.DenseGeneral` computes x W + scale (x A) B. The product A B is never made,
-    which for clients that are computed side by side would be a matrix of W's size for each.
+    The model computes x W + scale (x A) B, in whatever library its loss is written. The product A B,
+    which for clients that are computed side by side would be a matrix of W's size for each, is made
+    only where W is used for something else too, such as looking up embeddings.
 
     Args:
-      model: a model whose loss calls a Linen module, as that of `from_linen`.
+      model: the model.
       variables: its weights, which are frozen but for the state.
       rank: the number of columns of A.
-      where: which kernels are adapted, by their path, such as 'params/**/query/kernel'; all by default.
+      where: which weights have adapters, by their path, as in `trainable`: 'params/**/query/kernel';
+        by default all that the loss multiplies with.
       scale: s.
 
     Returns:
-      A `Model` whose params are {path of a layer: {"a": A, "b": B}}. B starts at 0, so that the model
-      starts as it was.
+      A `Model` whose params have an adapter with the arrays `a` and `b` in place of such a weight, and
+      None in place of all others. B starts at 0, so that the model starts as it was.
 
     Example:
       >>> import flax.linen as nn
@@ -88,32 +86,31 @@ def lora(
       >>> variables = model.init(jax.random.key(0), batch)
       >>> adapted = fo.models.lora(model, variables, rank=2)
       >>> params = adapted.init(jax.random.key(1), batch).params
-      >>> {name: leaf.shape for name, leaf in params[""].items()}
-      {'a': (8, 2), 'b': (2, 3)}
+      >>> params["bias"], params["kernel"].a.shape, params["kernel"].b.shape
+      (None, (8, 2), (2, 3))
     """
     checks.integer("rank", rank, low=1)
     is_chosen = matcher(where)
+    paths, leaves, structure = _named_leaves(variables)
 
     def init(key, batch):
-        sizes = _dense_sizes(model, variables, batch)
-        chosen = [
-            name
-            for name in sizes
-            if is_chosen("/".join(filter(None, ("params", name, "kernel"))), None)
-        ]
+        def loss(params):
+            return model.loss(Variables(params, variables.state), batch, None, *_own(model))
+
+        found = low_rank.roles_of(loss, variables.params)
+        chosen = [place for place in sorted(found) if is_chosen(paths[place], leaves[place])]
         if not chosen:
             raise ValueError(
-                f"where must choose kernels of nn.Dense or nn.DenseGeneral, got {where!r}; the model has"
-                f" them in {sorted(sizes)}."
+                f"where must choose weights that the loss multiplies with, got {where!r}; these are"
+                f" {[paths[place] for place in sorted(found)]}."
             )
-        params = {}
-        for i, name in enumerate(chosen):
-            inputs, outputs, dtype = sizes[name]
-            a = jax.random.normal(jax.random.fold_in(key, i), (inputs, rank), dtype)
-            params[name] = {"a": a * inputs**-0.5, "b": jnp.zeros((rank, outputs), dtype)}
-        return Variables(params, variables.state)
+        params: list[Any] = [None] * len(leaves)
+        for i, place in enumerate(chosen):
+            here = jax.random.fold_in(key, i)
+            params[place] = Adapter.new(here, leaves[place], found[place], rank)
+        return Variables(jax.tree.unflatten(structure, params), variables.state)
 
-    return _on_base(model, variables.params, _Lora(model.loss, scale), init)
+    return _on_base(model, variables.params, init, scale)
 
 
 def merged(model: Model, variables: Variables) -> Variables:
@@ -137,15 +134,25 @@ def merged(model: Model, variables: Variables) -> Variables:
       >>> jax.tree.structure(whole) == jax.tree.structure(variables)
       True
     """
-    if not isinstance(model.loss, (_Part, _Lora)):
+    if not isinstance(model.loss, _Beside):
         raise ValueError("model must be what trainable or lora returned, got another one.")
     base, _ = cast(tuple[Any, Any], model.frozen)
-    return variables._replace(params=model.loss.merged(variables.params, base))
+    whole = model.loss.together(variables.params, base)
+    whole = jax.tree.map(low_rank.whole, whole, is_leaf=low_rank.is_weight)
+    return variables._replace(params=whole)
 
 
-def _on_base(model: Model, base: chex.ArrayTree, loss: Any, init: Callable[..., Any]) -> Model:
+def _named_leaves(variables):
+    """(paths, leaves, structure) of parameters."""
+    found, structure = jax.tree_util.tree_flatten_with_path(variables.params)
+    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found]
+    return [f"params/{path}".rstrip("/") for path in paths], [leaf for _, leaf in found], structure
+
+
+def _on_base(model, base, init, scale=1.0):
     """A model that reads the base and what the model itself has frozen."""
-    return dataclasses.replace(model, init=init, loss=loss, frozen=(base, _own(model)))
+    loss, frozen = _Beside(model.loss, scale), (base, _own(model))
+    return dataclasses.replace(model, init=init, loss=loss, frozen=frozen)
 
 
 def _own(model):
@@ -154,87 +161,29 @@ def _own(model):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Part:
-    """The loss of a model of which some parameters are in the base."""
+class _Beside:
+    """The loss of a model of which parameters, or parts of their sums, are in the base."""
 
     loss: Callable[..., Any]
+    scale: float
 
-    def merged(self, params, base):
-        def fill(mine, frozen):
+    def together(self, params, base):
+        """The parameters of the model itself."""
+
+        def both(mine, frozen):
+            if isinstance(mine, Adapter):
+                return mine.beside(frozen, self.scale)
             return frozen if mine is None else mine
 
-        return jax.tree.map(fill, params, base, is_leaf=lambda leaf: leaf is None)
+        is_leaf = lambda leaf: leaf is None or isinstance(leaf, Adapter)  # noqa: E731
+        return jax.tree.map(both, params, base, is_leaf=is_leaf)
 
     def __call__(self, variables, batch, key, *frozen, **index):
         if not frozen:  # Where all is trained there is no base.
             return self.loss(variables, batch, key, **index)
         base, own = frozen[0]
-        whole = variables._replace(params=self.merged(variables.params, base))
-        return self.loss(whole, batch, key, *own, **index)
 
+        def loss(params):
+            return self.loss(variables._replace(params=params), batch, key, *own, **index)
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Lora:
-    """The loss of a model whose dense layers have adapters."""
-
-    loss: Callable[..., Any]
-    scale: float
-
-    def merged(self, params, base):
-        def add(path, leaf):
-            *layer, name = (entry.key for entry in path)
-            adapter = params.get("/".join(layer)) if name == "kernel" else None
-            if adapter is None:
-                return leaf
-            return leaf + self.scale * (adapter["a"] @ adapter["b"]).reshape(leaf.shape)
-
-        return jax.tree_util.tree_map_with_path(add, base)
-
-    def __call__(self, variables, batch, key, frozen, **index):
-        base, own = frozen
-
-        def adapted(name, layer, x, y):
-            if name not in variables.params:
-                return y
-            a, b = variables.params[name]["a"], variables.params[name]["b"]
-            x = x.reshape(*x.shape[: x.ndim - _num_inputs(layer)], -1).astype(y.dtype)
-            return y + self.scale * ((x @ a) @ b).reshape(y.shape)
-
-        with _each_dense_layer(adapted):
-            return self.loss(variables._replace(params=base), batch, key, *own, **index)
-
-
-def _dense_sizes(model, variables, batch):
-    """{path of a dense layer: (inputs, outputs, dtype of the kernel)}, of those that the loss calls."""
-    sizes = {}
-
-    def note(name, layer, x, y):
-        kernel = layer.variables["params"]["kernel"]
-        inputs = math.prod(kernel.shape[: _num_inputs(layer)])
-        sizes[name] = inputs, kernel.size // inputs, kernel.dtype
-        return y
-
-    with _each_dense_layer(note):
-        jax.eval_shape(lambda *given: model.loss(*given, None, *_own(model)), variables, batch)
-    return sizes
-
-
-def _num_inputs(layer):
-    """How many axes, the last ones, a dense layer contracts."""
-    axes = getattr(layer, "axis", -1)
-    return len(axes) if isinstance(axes, Sequence) else 1
-
-
-def _each_dense_layer(function):
-    """A context in which Linen's dense layers return function(path, layer, input, output)."""
-    import flax.linen as nn
-
-    def interceptor(call, args, kwargs, context):
-        y = call(*args, **kwargs)
-        is_dense = isinstance(context.module, (nn.Dense, nn.DenseGeneral))
-        if not is_dense or context.method_name != "__call__":
-            return y
-        x = args[0] if args else kwargs["inputs"]
-        return function("/".join(context.module.path), context.module, x, y)
-
-    return nn.intercept_methods(interceptor)
+        return low_rank.run(loss, self.together(variables.params, base))

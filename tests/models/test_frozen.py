@@ -91,15 +91,16 @@ def test_adapters_are_where_they_are_wanted_and_scaled():
         MODEL, VARIABLES, rank=3, where="params/**/{query,out}/kernel", scale=2.0
     )
     variables = model.init(jax.random.key(0), BATCH)
-    attention = "MultiHeadDotProductAttention_0/"
-    assert set(variables.params) == {attention + "query", attention + "out"}
+    attention = "MultiHeadDotProductAttention_0"
+    adapters = {name: x["kernel"] for name, x in variables.params[attention].items()}
+    assert adapters["key"] is None and variables.params["head"] == {"kernel": None, "bias": None}
     variables = jax.tree.map(lambda x: x + jnp.float32(0.1), variables)
     whole = fo.models.merged(model, variables)
     for name in ("query", "out", "key"):
-        kernels = (v.params[attention[:-1]][name]["kernel"] for v in (whole, VARIABLES))
+        kernels = (v.params[attention][name]["kernel"] for v in (whole, VARIABLES))
         found, before = (np.asarray(kernel).reshape(16, 16) for kernel in kernels)
-        adapter = variables.params.get(attention + name)
-        added = 0 if adapter is None else 2 * adapter["a"] @ adapter["b"]
+        adapter = variables.params[attention][name]["kernel"]
+        added = 0 if adapter is None else 2 * (adapter.a.reshape(16, 3) @ adapter.b.reshape(3, 16))
         np.testing.assert_allclose(found, before + added, rtol=1e-6)
     np.testing.assert_allclose(value(MODEL, whole), value(model, variables), rtol=1e-5)
 
@@ -127,7 +128,7 @@ def test_no_product_of_a_weights_size_is_made():
         (lambda: fo.models.lora(MODEL, VARIABLES, 0), "rank must be .* got 0"),
         (
             lambda: fo.models.lora(MODEL, VARIABLES, 2, "tail").init(jax.random.key(0), BATCH),
-            r"where must choose kernels .* got 'tail'; the model has them in \['Dense_0'",
+            r"where must choose weights .* got 'tail'; these are \['params/Dense_0/kernel'",
         ),
         (lambda: fo.models.merged(MODEL, VARIABLES), "model must be what trainable or lora"),
     ],
