@@ -20,7 +20,7 @@ import optax
 from jax.tree_util import Partial
 
 from fedjax_opt.algorithms.local_training import all_of_it, as_sent, local_training
-from fedjax_opt.core import Algorithm, Variables, checks, move, move_state, state_difference
+from fedjax_opt.core import Algorithm, Variables, checks, difference, move, move_state
 from fedjax_opt.optimizers.triple import local_form
 
 
@@ -67,7 +67,7 @@ def init_with_statistics(optimizer: optax.GradientTransformation, variables: Var
 
 
 def _upload(delta, local, context):
-    return Server(delta, state_difference(local.optimizer, context.message.optimizer)), ()
+    return Server(delta, difference(local.optimizer, context.message.optimizer)), ()
 
 
 def _server_step(eta, server, mean, situation):

@@ -4,8 +4,6 @@ from fedjax_opt.core.algorithm import Aggregator as Aggregator
 from fedjax_opt.core.algorithm import Algorithm as Algorithm
 from fedjax_opt.core.algorithm import Context as Context
 from fedjax_opt.core.algorithm import Kept as Kept
-from fedjax_opt.core.algorithm import ProbeData as ProbeData
-from fedjax_opt.core.algorithm import Scheduled as Scheduled
 from fedjax_opt.core.algorithm import Situation as Situation
 from fedjax_opt.core.algorithm import Stacked as Stacked
 from fedjax_opt.core.algorithm import StaticInt as StaticInt
@@ -17,15 +15,11 @@ from fedjax_opt.core.algorithm import move_state as move_state
 from fedjax_opt.core.algorithm import no_client_state as no_client_state
 from fedjax_opt.core.algorithm import received as received
 from fedjax_opt.core.algorithm import set_variables as set_variables
-from fedjax_opt.core.algorithm import state_difference as state_difference
 from fedjax_opt.core.client_data import ClientData as ClientData
-from fedjax_opt.core.client_data import Sizes as Sizes
 from fedjax_opt.core.client_data import StoredClients as StoredClients
-from fedjax_opt.core.client_data import Summary as Summary
 from fedjax_opt.core.cohorts import Sampler as Sampler
 from fedjax_opt.core.controller import Controller as Controller
 from fedjax_opt.core.controller import scheduled as scheduled
-from fedjax_opt.core.federation import Epochs as Epochs
 from fedjax_opt.core.federation import Federation as Federation
 from fedjax_opt.core.federation import epochs as epochs
 from fedjax_opt.core.federation import init_state as init_state
@@ -40,5 +34,4 @@ from fedjax_opt.core.model import Objective as Objective
 from fedjax_opt.core.model import Variables as Variables
 from fedjax_opt.core.state import FederatedState as FederatedState
 from fedjax_opt.core.state import first_state as first_state
-from fedjax_opt.core.struct import struct as struct
 from fedjax_opt.core.trees import Coded as Coded

@@ -299,10 +299,6 @@ class Scheduled(NamedTuple):
     """An algorithm whose learning rate changes from round to round; see `scheduled`.
 
     It is not an Algorithm: what a client or the server does in a round is known once its rate is.
-
-    Attributes:
-      make: learning rate -> Algorithm.
-      setting: the rate: a number, a function of the round or a `Controller`.
     """
 
     make: Callable[[Number], Algorithm]
@@ -388,13 +384,8 @@ def set_variables(state: Tree, variables: Variables) -> Tree:
     return state.changed(inner) if isinstance(state, Coded) else state._replace(inner=inner)
 
 
-def difference(new: Variables, old: Variables) -> Variables:
+def difference(new: Tree, old: Tree) -> Tree:
     """new - old, in floating point also for counters, so that it can be averaged."""
-    return state_difference(new, old)
-
-
-def state_difference(new: ModelState, old: ModelState) -> ModelState:
-    """new - old for what is not trained: statistics, and counters in floating point."""
 
     def minus(a, b):
         if jnp.issubdtype(a.dtype, jnp.floating):

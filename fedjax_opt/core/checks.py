@@ -4,6 +4,7 @@ Values are checked only where they are known. Under `jit`, `vmap` or `grad` a va
 then shapes and dtypes are still checked, values are trusted.
 """
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -49,10 +50,7 @@ def number(
     open_low: bool = False,
     open_high: bool = False,
 ) -> Any:
-    """Returns `value` after checking that every known entry lies in the interval.
-
-    A Python int comes back as a float: 1 and 1.0 should not be compiled twice.
-    """
+    """Returns `value` after checking that every known entry lies in the interval."""
     if is_traced(value):
         return value
     array = np.asarray(value)
@@ -64,6 +62,7 @@ def number(
     if np.any(below | above | np.isnan(array)):
         interval = f"{'(' if open_low else '['}{low}, {high}{')' if open_high else ']'}"
         raise ValueError(f"{name} must lie in {interval}, got {value!r}.")
+    # 1 and 1.0 should not be compiled twice.
     return float(value) if isinstance(value, int) else value
 
 
@@ -119,10 +118,7 @@ def _kind(leaf: Tree) -> str:
 
 
 def same_shapes(name: str, found: Tree, expected: Tree) -> None:
-    """Refuses arrays of other shapes, and names the first; dtypes and containers may differ.
-
-    Shapes are part of a compiled program: a wrong one cannot arise in a later round.
-    """
+    """Refuses arrays of other shapes, and names the first; dtypes and containers may differ."""
     shapes: dict[str, list] = {}
     for side, tree in enumerate((found, expected)):
         for path, leaf in tree_leaves_with_path(tree):
@@ -131,6 +127,15 @@ def same_shapes(name: str, found: Tree, expected: Tree) -> None:
     for path, (got, want) in sorted(shapes.items()):
         if got != want:
             raise ValueError(f"{name}{path} must have the shape {want}, got {got}.")
+
+
+def differences(there: Mapping[str, object], here: Mapping[str, object]) -> list[str]:
+    """What two descriptions by name do not agree in."""
+    return [
+        f"{name} is {there.get(name, 'missing')} there and {here.get(name, 'missing')} here"
+        for name in sorted(there.keys() | here.keys())
+        if there.get(name) != here.get(name)
+    ]
 
 
 def leading_axes(name: str, tree: Tree, expected: tuple[int | None, ...], letters: str) -> tuple:

@@ -234,24 +234,6 @@ class ClientData(_Clients):
         return cls.from_sizes(examples, sizes, allow_empty=allow_empty)
 
     @classmethod
-    def from_mapping(
-        cls, clients: Mapping[Any, Examples], *, allow_empty: bool = False
-    ) -> "ClientData":
-        """From a mapping of client names to pytrees; client i is the i-th name in its order.
-
-        Args:
-          clients: names -> pytrees of arrays.
-          allow_empty: accept clients without examples.
-
-        Example:
-          >>> import numpy as np
-          >>> import fedjax_opt as fo
-          >>> fo.ClientData.from_mapping({"ann": np.zeros(2), "bob": np.ones(3)}).sizes.tolist()
-          [2, 3]
-        """
-        return cls.from_list(list(clients.values()), allow_empty=allow_empty)
-
-    @classmethod
     def from_arrays(
         cls,
         arrays: Examples,

@@ -21,20 +21,12 @@ _RELIABILITY = 2**31 - 1
 
 
 class Draw(NamedTuple):
-    """Who was drawn for a round, and what became of it.
+    """Who was drawn for a round, and what became of it; arrays `[S]`."""
 
-    Attributes:
-      ids: the cohort `[S]`; the id of a slot that nobody fills means nothing.
-      done: which slots report `[S]`; where clients may fall short, the fraction of its local steps that
-        the client there takes.
-      asked: the ids of those who were asked, whether they report or not `[S]`; -1 for nobody.
-      late: which of them miss the sampler's deadline `[S]`.
-    """
-
-    ids: jax.Array
-    done: jax.Array
-    asked: jax.Array
-    late: jax.Array | bool
+    ids: jax.Array  # that of a slot which nobody fills means nothing
+    done: jax.Array  # which slots report; or the fraction of its local steps that the client takes
+    asked: jax.Array  # the ids of those who were asked, whether they report or not; -1 for nobody
+    late: jax.Array | bool  # which of them miss the sampler's deadline
 
 
 class _Failures(NamedTuple):

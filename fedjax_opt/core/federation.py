@@ -256,11 +256,7 @@ def controls_of(algorithm: Algorithm | Scheduled, federation: Federation) -> Con
 
 
 def check_nouns(algorithm: object, federation: object, call: str) -> Algorithm:
-    """Refuses what is not an algorithm and a federation, and shows how the verb is called.
-
-    Returns:
-      The algorithm of the first round.
-    """
+    """The algorithm of the first round; refuses what is not an algorithm and a federation."""
     if isinstance(algorithm, Federation):
         raise ValueError(f"The algorithm comes first: fo.{call}.")
     if isinstance(federation, Model):
@@ -274,7 +270,7 @@ def check_nouns(algorithm: object, federation: object, call: str) -> Algorithm:
             "federation must be a Federation, such as fo.Federation(model, clients, cohort=10,"
             f" local_steps=10), got {type(federation).__name__}: fo.{call}."
         )
-    return algorithm if isinstance(algorithm, Algorithm) else first_algorithm(algorithm)
+    return first_algorithm(algorithm)
 
 
 def _checked_clients(clients: Any) -> Any:

@@ -11,18 +11,8 @@ Matcher = Callable[[str, Tree], bool]
 def matcher(where: str | Sequence[str] | Matcher) -> Matcher:
     """A function of (path, leaf) from patterns, or the function itself.
 
-    Args:
-      where: a pattern such as 'params/**/BatchNorm_*/{scale,bias}', several, or a function. `*` stands
-        for anything within a name, `**` for any number of names, `{a,b}` for a or b.
-
-    Returns:
-      (path, leaf) -> bool.
-
-    Example:
-      >>> from fedjax_opt.core.paths import matcher
-      >>> chosen = matcher("params/**/{scale,bias}")
-      >>> chosen("params/block_1/norm/scale", None), chosen("params/block_1/kernel", None)
-      (True, False)
+    In 'params/**/BatchNorm_*/{scale,bias}' `*` stands for anything within a name, `**` for any number of
+    names, `{a,b}` for a or b.
     """
     if callable(where):
         return where

@@ -18,23 +18,7 @@ _ROUNDS = 48
 
 
 def permuted(key: jax.Array, positions: jax.Array, size: jax.Array) -> jax.Array:
-    """The entries at `positions` of a random permutation of 0..size-1.
-
-    Args:
-      key: the key that names the permutation.
-      positions: int32 array, each entry in 0..size-1.
-      size: n, int32, at least 1; may be traced.
-
-    Returns:
-      An int32 array of the shape of `positions`.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from fedjax_opt.core.permutation import permuted
-      >>> entries = permuted(jax.random.key(0), jnp.arange(7), jnp.int32(7))
-      >>> sorted(entries.tolist())
-      [0, 1, 2, 3, 4, 5, 6]
-    """
+    """The entries at `positions` of a random permutation of 0..size-1."""
     size = jnp.asarray(size, jnp.uint32)
     salts = jax.random.bits(key, (_ROUNDS, 2), jnp.uint32)
 

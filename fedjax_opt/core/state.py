@@ -1,5 +1,6 @@
 """The whole state of a federation, between two rounds."""
 
+from functools import partial
 from typing import NamedTuple
 
 import chex
@@ -51,24 +52,13 @@ class FederatedState(NamedTuple):
 
 def check_state(algorithm: Algorithm, state: FederatedState) -> None:
     """Refuses a state that another algorithm, or another model, has made."""
-    variables = get_variables(state.server)
-    checks.trainable(variables.params)
-    why = "what this algorithm keeps; the state is of another one"
-    checks.same_structure(
-        "state.server", state.server, jax.eval_shape(algorithm.init, variables), why
-    )
     leaves = jax.tree.leaves(state.clients)
-    size = leaves[0].shape[0] if leaves else 0
-    stacked = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype),
-        jax.eval_shape(algorithm.init_client, variables),
-    )
-    checks.same_structure("state.clients", state.clients, stacked, why)
-    memory: Memory = ()
-    if isinstance(algorithm.aggregate, Aggregator):
-        shape = contribution_shape(algorithm, variables)
-        memory = jax.eval_shape(lambda: algorithm.aggregate.init(shape))  # type: ignore[union-attr]
-    checks.same_structure("state.aggregator", state.aggregator, memory, why)
+    size = max(leaves[0].shape[0], 1) if leaves else 1
+    make = partial(first_state, algorithm, num_clients=size)
+    expected = jax.eval_shape(make, get_variables(state.server))
+    why = "what this algorithm keeps; the state is of another one"
+    for name in ("server", "clients", "aggregator"):
+        checks.same_structure(f"state.{name}", getattr(state, name), getattr(expected, name), why)
 
 
 def first_state(

@@ -16,24 +16,7 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, eq_default=False)
 def struct(*static: str) -> Callable[[type[T]], type[T]]:
-    """Makes a class such a dataclass. Two of them are equal only if they are one and the same.
-
-    Args:
-      *static: the names of fields that are compiled in: compared, and hashed, by value.
-
-    Returns:
-      A decorator of classes.
-
-    Example:
-      >>> import jax
-      >>> from fedjax_opt.core.struct import struct
-      >>> @struct("unit")
-      ... class Length:
-      ...     value: float
-      ...     unit: str = "m"
-      >>> jax.tree.map(lambda x: 2 * x, Length(1.5))
-      Length(value=3.0, unit='m')
-    """
+    """Makes a class such a dataclass. Two of them are equal only if they are one and the same."""
 
     def decorate(cls: type[T]) -> type[T]:
         own_repr = "__repr__" in vars(cls)

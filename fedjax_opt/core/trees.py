@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -115,7 +116,7 @@ def shapes_of(tree: Tree) -> Tree:
 
 def select(condition: Number, if_true: Tree, if_false: Tree) -> Tree:
     """One of two trees, leaf by leaf."""
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), if_true, if_false)
+    return jax.tree.map(partial(jnp.where, condition), if_true, if_false)
 
 
 def squared_norm(tree: Tree) -> jax.Array:

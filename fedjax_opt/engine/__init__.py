@@ -4,11 +4,11 @@ from fedjax_opt.core import cohorts as cohorts
 from fedjax_opt.engine.client import ClientResult as ClientResult
 from fedjax_opt.engine.client import Invitation as Invitation
 from fedjax_opt.engine.client import Observer as Observer
-from fedjax_opt.engine.client import client_evaluate as client_evaluate
 from fedjax_opt.engine.client import client_job as client_job
 from fedjax_opt.engine.client import client_key as client_key
 from fedjax_opt.engine.client import client_probe as client_probe
 from fedjax_opt.engine.client import client_update as client_update
+from fedjax_opt.engine.evaluate import client_evaluate as client_evaluate
 from fedjax_opt.engine.evaluate import evaluate as evaluate
 from fedjax_opt.engine.evaluate import evaluate_clients as evaluate_clients
 from fedjax_opt.engine.evaluate import personal_variables as personal_variables

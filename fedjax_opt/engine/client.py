@@ -17,9 +17,8 @@ import jax.numpy as jnp
 from fedjax_opt.core import trees
 from fedjax_opt.core.algorithm import Algorithm, Context, ProbeData
 from fedjax_opt.core.aliases import ClientState, Message, Number, Report, Tree, Upload
-from fedjax_opt.core.model import Model, Objective, Variables
+from fedjax_opt.core.model import Model, Objective
 from fedjax_opt.engine.minibatches import Feed
-from fedjax_opt.engine.server import Total
 from fedjax_opt.execution.jobs import Job, counted_loop
 
 # Never the number of a local step, nor of the stream of rows (minibatches.py).
@@ -76,7 +75,7 @@ class ClientResult(NamedTuple):
       metrics: the means of the model's metrics over the local steps.
       bad_step: the first step with a loss that is not finite; -1 if there was none.
       example_weight: the sum of the weights (`Aux.weights`, else 1) of the examples that it used.
-      observed: what observers noted, in their order; `()` without any.
+      observed: what observers noted, in their order.
     """
 
     upload: Upload
@@ -88,7 +87,7 @@ class ClientResult(NamedTuple):
     metrics: dict[str, jax.Array]
     bad_step: jax.Array
     example_weight: jax.Array
-    observed: tuple[Tree, ...] = ()
+    observed: Sequence[Tree] = ()
 
 
 class Observer(NamedTuple):
@@ -103,16 +102,6 @@ class Observer(NamedTuple):
     begin: Callable[[Tree], Tree]
     step: Callable[..., Tree]
     end: Callable[..., Tree]
-
-
-class _Tally(NamedTuple):
-    """What is noted while a client works: sums over steps, and the first step that went wrong."""
-
-    loss_sum: jax.Array
-    first_loss: jax.Array
-    metric_sums: dict[str, jax.Array]
-    bad_step: jax.Array
-    weight_sum: jax.Array
 
 
 def client_key(key: chex.PRNGKey, round_number: Number, client: Number) -> chex.PRNGKey:
@@ -144,11 +133,7 @@ def client_probe(
     """What a client reports before the work begins, for algorithms with a probe.
 
     Args:
-      algorithm: an algorithm with a probe.
-      model: the model.
-      feed: the client's examples.
-      invitation: what the client is told.
-      state: its persistent state.
+      algorithm, model, feed, invitation, state: as for `client_update`.
 
     Returns:
       The report: `report_contribution` adds it up on the server, and the client hands it to
@@ -217,12 +202,7 @@ def client_job(
     """The work of `client_update` in steps, which can be laid down between two of them.
 
     Args:
-      algorithm: the algorithm.
-      model: the model.
-      feed: the client's examples.
-      invitation: what the client is told.
-      state: its persistent state.
-      own_report: what its probe returned, for algorithms with one.
+      algorithm, model, feed, invitation, state, own_report: as for `client_update`.
       observers: who looks on; see `ClientResult.observed`.
 
     Returns:
@@ -270,85 +250,42 @@ def client_job(
         shape = jax.eval_shape(lambda local, k: one_step(local, k)[1], local, jnp.int32(0))
         loss, metrics = trees.zeros_like((shape.loss, shape.metrics))
         weight = jnp.zeros((), jnp.result_type(float))
-        tally = _Tally(loss, loss, metrics, jnp.full((), -1, jnp.int32), weight)
-        return local, tally, tuple(observer.begin(local) for observer in observers)
+        noted = [observer.begin(local) for observer in observers]
+        return local, (loss, metrics, weight), loss, jnp.int32(-1), noted
 
     def step(carry, k):
-        local, tally, noted = carry
+        local, sums, first_loss, bad_step, noted = carry
         new, evaluation, around = one_step(local, k)
         loss = evaluation.loss
-        noted = tuple(
+        noted = [
             observer.step(seen, local, new, *around)
             for observer, seen in zip(observers, noted, strict=True)
-        )
-        bad = (tally.bad_step < 0) & ~jnp.isfinite(loss)
-        tally = _Tally(
-            loss_sum=tally.loss_sum + loss,
-            first_loss=jnp.where(k == 0, loss, tally.first_loss),
-            metric_sums=trees.add(tally.metric_sums, evaluation.metrics),
-            bad_step=jnp.where(bad, jnp.asarray(k, jnp.int32), tally.bad_step),
-            weight_sum=tally.weight_sum + evaluation.weight,
-        )
-        return new, tally, noted
+        ]
+        sums = trees.add(sums, (loss, evaluation.metrics, evaluation.weight))
+        first_loss = jnp.where(k == 0, loss, first_loss)
+        bad = (bad_step < 0) & ~jnp.isfinite(loss)
+        return new, sums, first_loss, jnp.where(bad, jnp.asarray(k, jnp.int32), bad_step), noted
 
     def finish(carry):
-        local, tally, noted = carry
+        local, (loss, metrics, weight), first_loss, bad_step, noted = carry
         upload, new_state = algorithm.finish(local, context)
         return ClientResult(
             upload=upload,
             num_steps=num_steps,
             num_examples=feed.num_examples,
-            loss=tally.loss_sum / num_steps.astype(tally.loss_sum.dtype),
+            loss=loss / num_steps.astype(loss.dtype),
             state=new_state,
-            first_loss=tally.first_loss,
-            metrics=jax.tree.map(lambda x: x / num_steps.astype(x.dtype), tally.metric_sums),
-            bad_step=tally.bad_step,
-            example_weight=tally.weight_sum,
-            observed=tuple(
+            first_loss=first_loss,
+            metrics=jax.tree.map(lambda x: x / num_steps.astype(x.dtype), metrics),
+            bad_step=bad_step,
+            example_weight=weight,
+            observed=[
                 observer.end(seen, local, upload, context)
                 for observer, seen in zip(observers, noted, strict=True)
-            ),
+            ],
         )
 
     return Job(begin, step, finish, invitation.num_steps)
-
-
-def client_evaluate(model: Model, variables: Variables, feed: Feed) -> Total:
-    """The model on a client's own examples, to be added up on the server: it may have none itself.
-
-    Args:
-      model: the model.
-      variables: its variables.
-      feed: the client's examples.
-
-    Returns:
-      A `Total`, weighted by the number of examples: after adding up, `total.mean` are the means of the
-      model's metrics and `total.mean_loss` is that of the loss, over all examples of all clients.
-
-    Example:
-      >>> import jax
-      >>> import fedjax_opt as fo
-      >>> model, data, optimum = fo.data.quadratics(num_clients=4, dimension=2)
-      >>> variables = fo.Variables({"x": jax.numpy.zeros(2)})
-      >>> total = fo.client_evaluate(model, variables, fo.feed(data[0], 1))
-      >>> total += fo.client_evaluate(model, variables, fo.feed(data[1], 1))
-      >>> int(total.count), total.mean_loss.shape
-      (2, ())
-    """
-    dtype = jnp.result_type(float)
-
-    def sums_of(index):
-        batch, mask = feed.chunk(index)
-        found = Objective(model, None, mask, index=index).evaluate(variables, batch)
-        weight = jnp.asarray(found.weight, dtype)
-        sums = found.metrics, found.loss
-        return jax.tree.map(lambda x: weight * x.astype(dtype), sums), weight
-
-    zero = trees.zeros_like(jax.eval_shape(sums_of, jnp.int32(0)))
-    (metrics, loss), weight = counted_loop(
-        feed.num_chunks, lambda sums, i: trees.add(sums, sums_of(i)), zero
-    )
-    return Total(metrics, weight, jnp.int32(1), jnp.zeros((), dtype), loss)
 
 
 def probe_data(

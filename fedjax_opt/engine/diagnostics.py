@@ -64,23 +64,14 @@ def check(names: Sequence[str], allowed: tuple[str, ...] = NAMES) -> tuple[str, 
 
 
 class Observed(NamedTuple):
-    """What one client's work adds to the diagnostics of a round.
-
-    Attributes:
-      averaged: what is averaged over clients.
-      kept: what is kept of each client.
-    """
+    """What one client's work adds to the diagnostics: what is averaged, and what is kept of each."""
 
     averaged: dict[str, Tree]
     kept: dict[str, Tree]
 
 
 def observers(names: tuple[str, ...], reference: Params) -> tuple[Observer, ...]:
-    """Who looks on at a client's work for these diagnostics.
-
-    `client_distance` compares directions by their difference to that of a reference, the server's
-    parameters: the same for all clients, whatever message each has started from.
-    """
+    """Who looks on at a client's work for these diagnostics."""
 
     def nothing(local):
         del local
@@ -131,10 +122,7 @@ def observers(names: tuple[str, ...], reference: Params) -> tuple[Observer, ...]
 def own_test(
     measure: Callable[[Variables], dict[str, jax.Array]], num_steps: jax.Array | int
 ) -> Observer:
-    """Notes what a function says of a client's model: at its start and after each step.
-
-    Where the number of steps is not known beforehand, at its start and at its end.
-    """
+    """Notes what a function says of a client's model: at its start and after each step."""
     every = isinstance(num_steps, int)
     length = num_steps + 1 if every else 2
 
@@ -171,10 +159,7 @@ def of_round(
 ) -> dict[str, jax.Array]:
     """The diagnostics of a round, by name."""
     found = {}
-    for (
-        name,
-        values,
-    ) in kept.items():  # of each client a number, then 0 for who was absent; or a curve
+    for name, values in kept.items():  # of each client a number, 0 for who was absent; or a curve
         here, absent = (present, 0) if values.ndim == 1 else (present[:, None], jnp.nan)
         found[name] = jnp.where(here, values, absent)
     if "away" in averaged:
@@ -202,11 +187,7 @@ def momentum_deviation(server: ServerState, gradient: Params) -> jax.Array:
 
 
 def gradient_estimate(server: ServerState) -> Params:
-    """What a server state believes the gradient to be, up to a positive factor.
-
-    It is the property `gradient_estimate` of the state, of its optimiser's statistics, or of what it
-    wraps.
-    """
+    """What a server state believes the gradient to be, up to a positive factor."""
     waiting = [server]
     while waiting:
         state = waiting.pop(0)

@@ -14,9 +14,11 @@ from fedjax_opt.core.aliases import ClientState, Examples, Number, ServerState
 from fedjax_opt.core.client_data import ClientData, in_memory
 from fedjax_opt.core.model import Model, Objective, Variables
 from fedjax_opt.core.state import FederatedState
-from fedjax_opt.engine.minibatches import steps_per_epoch
+from fedjax_opt.engine.minibatches import Feed, rows_feed
+from fedjax_opt.engine.server import Total
 from fedjax_opt.execution import client_table
 from fedjax_opt.execution.client_table import ClientRows
+from fedjax_opt.execution.jobs import counted_loop
 
 
 def evaluate(
@@ -63,11 +65,13 @@ def _refuse_files(name: str, examples: Examples) -> None:
 def _evaluate(model, variables, examples, batch_size):
     total = jax.tree.leaves(examples)[0].shape[0]
     whole = total - total % batch_size
-    sums = _sums(model, variables, examples, 0, whole, batch_size, True)
+    full = rows_feed(batch_size, "shuffled", True, None, examples, (0, whole))
+    sums = _sums(model, variables, full.chunk, full.num_chunks)
     if whole < total:  # the last piece has its own size: nothing in it has to be masked
         last = jax.tree.map(lambda x: jnp.asarray(x)[whole:], examples)
-        piece = whole // batch_size
-        sums = trees.add(sums, _piece(model, variables, last, None, piece))
+        sums = trees.add(
+            sums, _sums(model, variables, lambda _: (last, None), 1, whole // batch_size)
+        )
     return _means(sums)
 
 
@@ -118,6 +122,33 @@ def _stacked_clients(personal, server, clients) -> int | None:
 
 # What is made of more clients' data asks for it.
 _own.num_clients = _stacked_clients
+
+
+def client_evaluate(model: Model, variables: Variables, feed: Feed) -> Total:
+    """The model on a client's own examples, to be added up on the server: it may have none itself.
+
+    Args:
+      model: the model.
+      variables: its variables.
+      feed: the client's examples.
+
+    Returns:
+      A `Total`, weighted by the number of examples: after adding up, `total.mean` are the means of the
+      model's metrics and `total.mean_loss` is that of the loss, over all examples of all clients.
+
+    Example:
+      >>> import jax
+      >>> import fedjax_opt as fo
+      >>> model, data, optimum = fo.data.quadratics(num_clients=4, dimension=2)
+      >>> variables = fo.Variables({"x": jax.numpy.zeros(2)})
+      >>> total = fo.client_evaluate(model, variables, fo.feed(data[0], 1))
+      >>> total += fo.client_evaluate(model, variables, fo.feed(data[1], 1))
+      >>> int(total.count), total.mean_loss.shape
+      (2, ())
+    """
+    sums, weight = _sums(model, variables, feed.chunk, feed.num_chunks)
+    loss = sums.pop("loss")
+    return Total(sums, weight, jnp.int32(1), jnp.zeros_like(weight), loss)
 
 
 def evaluate_clients(
@@ -179,30 +210,20 @@ def mean_over_rows(
     full: bool = False,
 ) -> dict[str, jax.Array]:
     """The mean over rows offset .. offset + size - 1, in pieces; the last may be partly filled."""
-    return _means(_sums(model, variables, examples, offset, size, batch_size, full))
+    feed = rows_feed(batch_size, "shuffled", full, None, examples, (offset, size))
+    return _means(_sums(model, variables, feed.chunk, feed.num_chunks))
 
 
-def _sums(model, variables, examples, offset, size, batch_size, full):
-    """Sums over rows, times what each counts."""
+def _sums(model, variables, chunk, count, first=0):
+    """Sums over minibatches of the metrics and the loss, times what each counts; and the sum of that."""
 
-    def piece(index):
-        positions = index * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
-        rows = offset + jnp.minimum(positions, size - 1)
-        batch = jax.tree.map(lambda x: jnp.asarray(x)[rows], examples)
-        return _piece(model, variables, batch, None if full else positions < size, index)
+    def one(index):
+        batch, mask = chunk(index)
+        found = Objective(model, None, mask, index=index).evaluate(variables, batch)
+        return trees.scale(found.weight, {**found.metrics, "loss": found.loss}), found.weight
 
-    shapes = jax.eval_shape(piece, jnp.zeros((), jnp.int32))
-    return jax.lax.fori_loop(
-        jnp.int32(0),
-        jnp.asarray(steps_per_epoch(size, batch_size), jnp.int32),
-        lambda index, sums: trees.add(sums, piece(index)),
-        trees.zeros_like(shapes),
-    )
-
-
-def _piece(model, variables, batch, mask, index):
-    found = Objective(model, None, mask, index=index).evaluate(variables, batch)
-    return trees.scale(found.weight, {**found.metrics, "loss": found.loss}), found.weight
+    zero = trees.zeros_like(jax.eval_shape(one, jnp.int32(0)))
+    return counted_loop(count, lambda sums, i: trees.add(sums, one(first + i)), zero)
 
 
 def _means(sums):

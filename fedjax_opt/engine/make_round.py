@@ -118,9 +118,7 @@ def make_round(
         shapes = tuple((x.shape, x.dtype) for x in jax.tree.leaves((state.server, inputs[1:])))
         if shapes not in settled:
             check_state(algorithm, state)
-            settled[shapes] = strategy
-            if strategy.name == "auto" or strategy.memory_limit is not None:
-                settled[shapes] = memory.fit(strategy, len(ids), compiled, inputs[1:], state)
+            settled[shapes] = memory.fit(strategy, len(ids), compiled, inputs[1:], state)
         return _compiled(algorithm, model, guard, *inputs, strategy=settled[shapes], watch=watch)
 
     return round_fn
@@ -179,10 +177,7 @@ def _given_feed(shared: Tree, given: _Given) -> Feed:
 
 
 def _row_of(batches, mask, index):
-    """One minibatch; its rows that do not count repeat one that does.
-
-    Whatever they held, no loss ever sees it.
-    """
+    """One minibatch; its rows that do not count repeat one that does."""
     batch, mask = jax.tree.map(lambda x: x[index], (batches, mask))
     if mask is None:
         return batch, mask
@@ -299,10 +294,8 @@ def _check_weights(weights: Values, size: int) -> jax.Array | None:
 
 
 def _near_one(weights: Any) -> Any:
-    """The weights times a power of two, by which the largest comes to lie in [1/2, 1).
-
-    Means are the same to the bit, but no sum overflows, and none is lost because it is too small.
-    """
+    """The weights times a power of two, by which the largest comes to lie in [1/2, 1)."""
+    # Means are the same to the bit, but no sum overflows, and none is lost because it is too small.
     if isinstance(weights, np.ndarray):
         return np.ldexp(weights, -np.frexp(np.max(weights))[1])
     _, exponent = jnp.frexp(jnp.max(jax.lax.stop_gradient(weights)))

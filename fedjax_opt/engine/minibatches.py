@@ -44,13 +44,7 @@ class Feed(NamedTuple):
 
 
 class Feeds(NamedTuple):
-    """The feeds of a cohort: how one is made of what all clients share and of what is each one's own.
-
-    Attributes:
-      of: (shared, own) -> `Feed`.
-      shared: arrays that all clients read.
-      own: what differs between clients, `[S, ...]`.
-    """
+    """The feeds of a cohort: how one is made of what all clients share and of its own, `[S, ...]`."""
 
     of: Callable[[Tree, Tree], Feed]
     shared: Tree
@@ -106,15 +100,7 @@ def feeds_from_data(
     full: bool,
     num_chunks: int | None = None,
 ) -> Feeds:
-    """How the clients of a cohort draw their minibatches.
-
-    'replacement' draws each row independently. 'shuffled' walks through a random permutation of the
-    client's rows, a new one in every epoch and round; the last minibatch of an epoch holds what is
-    left. Its empty rows repeat rows of the same client, so that batch statistics stay sensible, and are
-    masked out of the loss: unless nothing has to be masked (`full`), since every client's size is a
-    multiple of B, or what is left of an epoch is dropped. If all clients are known to have as many
-    chunks, a pass over them is a loop of known length, which can be differentiated.
-    """
+    """How the clients of a cohort draw their minibatches."""
     of = partial(rows_feed, batch_size, batching, full, num_chunks)
     sizes, offsets = jnp.asarray(data.sizes)[cohort], data.offsets
     if isinstance(data.examples, PerDevice) and isinstance(offsets, PerDevice):
@@ -135,7 +121,7 @@ def rows_feed(
     full: bool,
     num_chunks: int | None,
     examples: Examples,
-    place: tuple[jax.Array, jax.Array],
+    place: tuple[Number, Number],
 ) -> Feed:
     """The feed of a client whose rows are `size` of the examples, from `offset` on: (offset, size)."""
     # Numbers that are compiled in, also where the feed is an argument of a compiled function.
@@ -176,7 +162,8 @@ def _shuffled(batch_size, full, examples, place, key, step):
 def _chunk(batch_size, full, examples, place, index):
     batch_size, (offset, size) = int(batch_size), place
     positions = index * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
-    return _gather(examples, offset + positions % size), None if full else positions < size
+    rows = offset + positions % jnp.maximum(size, 1)  # a test set may be empty
+    return _gather(examples, rows), None if full else positions < size
 
 
 def _first(draw, key):

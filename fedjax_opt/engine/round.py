@@ -60,41 +60,24 @@ _SERVER = 2**31 - 2
 
 
 class Cohort(NamedTuple):
-    """Who takes part in a round.
-
-    Attributes:
-      ids: `[S]`.
-      weights: `[S]`, not negative; they need not sum to 1.
-      num_steps: K of each `[S]`; 0 for one that does not report.
-      invited: how many were asked, whether they report or not.
-      asked: for a guard's report, the ids of those who were asked `[S]`, -1 for nobody.
-      late: for a guard's report, which of those who do not report would miss the sampler's deadline.
-    """
+    """Who takes part in a round; arrays `[S]`."""
 
     ids: jax.Array
-    weights: jax.Array
-    num_steps: jax.Array
-    invited: jax.Array | int
-    asked: jax.Array
-    late: jax.Array | bool = False
+    weights: jax.Array  # not negative; they need not sum to 1
+    num_steps: jax.Array  # 0 for one that does not report
+    invited: jax.Array | int  # how many were asked
+    asked: jax.Array  # for a guard's report: their ids, -1 for nobody
+    late: jax.Array | bool = False  # and which of them would miss the sampler's deadline
 
 
 class How(NamedTuple):
-    """What of a round is compiled in.
-
-    Attributes:
-      strategy: how the client axis is executed.
-      static_steps: K, if all clients take as many steps and it is known beforehand; else None.
-      diagnostics: names of what is measured.
-      unequal: whether clients may differ in their numbers of steps: devices then get clients by work.
-      by_examples: whether uploads are weighted by `ClientResult.example_weight`, known after the work.
-    """
+    """What of a round is compiled in."""
 
     strategy: Strategy
-    static_steps: int | None = None
+    static_steps: int | None = None  # K, if it is known beforehand
     diagnostics: tuple[str, ...] = ()
-    unequal: bool = False
-    by_examples: bool = False
+    unequal: bool = False  # clients may differ in their steps: devices then get clients by work
+    by_examples: bool = False  # uploads are weighted by `ClientResult.example_weight`
 
 
 class _Slot(NamedTuple):
@@ -126,23 +109,14 @@ class _Shared(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """What is kept of each client beside its term of the `Total`; `()` where nobody asks.
-
-    Attributes:
-      accepted: whether it counts.
-      weight: its weight in the total, 0 if it does not count.
-      fault: why a guard left it out.
-      contribution: what an `Aggregator` sees.
-      own: what the client keeps: its report after the probe, its new state after the work.
-      loss, bad_step, kept: what the history says of it after the work.
-    """
+    """What is kept of each client beside its term of the `Total`; `()` where nobody asks."""
 
     accepted: jax.Array
-    weight: jax.Array
-    fault: Tree = ()
-    contribution: Contribution = ()
-    own: ClientState = ()
-    loss: Tree = ()
+    weight: jax.Array  # in the total
+    fault: Tree = ()  # why a guard left it out
+    contribution: Contribution = ()  # what an `Aggregator` sees
+    own: ClientState = ()  # its report after the probe, its new state after the work
+    loss: Tree = ()  # this and what follows is for the history
     bad_step: Tree = ()
     kept: Tree = ()
 
@@ -157,14 +131,8 @@ def federated_round(
     guard: Guard | None = None,
     client_test: ClientData | None = None,
 ) -> tuple[FederatedState, Info]:
-    """One round, to be called inside a compiled program; see `make_round` and `run_rounds`.
-
-    A client whose `num_steps` is 0 did not take part: it keeps its state and adds nothing. If nobody
-    with a weight took part, or a loss is not finite, nothing changes. With a guard, a client that breaks
-    a rule did not take part.
-    """
+    """One round, to be called inside a compiled program; see `make_round` and `run_rounds`."""
     apart = "client_distance" in how.diagnostics
-    reference = get_variables(state.server).params if apart else ()
     shared = _Shared(
         algorithm=algorithm,
         model=model,
@@ -175,7 +143,7 @@ def federated_round(
         round=state.round,
         invited=jnp.asarray(cohort.invited, jnp.int32),
         num_clients=state.num_clients,
-        reference=reference,
+        reference=get_variables(state.server).params if apart else (),
         test=client_test,
         guard=guard,
     )
@@ -252,10 +220,7 @@ def full_gradient(
 def _client(
     how: How, feeds: Feeds, shared: _Shared, slot: _Slot
 ) -> tuple[Feed, Invitation, ClientState]:
-    """What a client works with. Its state is read here: nothing is gathered for the whole cohort.
-
-    An absent slot may carry any id: it reads some client's state and writes to none.
-    """
+    """What a client works with. Its state is read here: nothing is gathered for the whole cohort."""
     invitation = Invitation(
         message=shared.message,
         round=shared.round,
@@ -266,7 +231,7 @@ def _client(
         key=jax.random.fold_in(shared.key, slot.id),
         report=shared.report,
     )
-    state = shared.states
+    state = shared.states  # of an absent slot anybody's: it is read, and written nowhere
     if jax.tree.leaves(state):
         state = client_table.read(state, slot.id)
     return feeds.of(shared.examples, slot.feed), invitation, state

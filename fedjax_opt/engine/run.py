@@ -48,19 +48,11 @@ class Run(NamedTuple):
 
 @struct("strategy", "diagnostics", "full_batches", "steps_per_epoch")
 class Prepared:
-    """An argument of the program of some rounds: what is static in it is compiled in.
-
-    Attributes:
-      algorithm: the algorithm.
-      federation: the federation without what the rounds do not read. Its clients' sizes are not known:
-        another split of as many examples is the same program, unless one of the last two facts differs.
-      strategy: how the client axis is executed.
-      diagnostics: what is measured inside of the rounds.
-      full_batches: as in `Federation`.
-      steps_per_epoch: as in `Federation`.
-    """
+    """An argument of the program of some rounds: what is static in it is compiled in."""
 
     algorithm: Algorithm | Scheduled
+    # Without what the rounds do not read. Its clients' sizes are not known: another split of as many
+    # examples is the same program, unless one of the last two facts differs.
     federation: Federation
     strategy: Strategy
     diagnostics: tuple[str, ...]
@@ -138,17 +130,16 @@ def run_rounds(
             " simulate reads those of each chunk's cohorts. To have all of them in memory, select all"
             " clients: clients[:]."
         )
-    strategy = prepared.strategy
-    if strategy.name == "auto" or strategy.memory_limit is not None:
-        # Settled by what one compiled round needs.
-        def compiled(option: Strategy) -> jax.stages.Compiled:
-            shapes = trees.shapes_of((changed(prepared, strategy=option), state))
-            return _scan_rounds.lower(*shapes, 1).compile()
 
-        size = prepared.federation.cohort.size
-        prepared = changed(prepared, strategy=fit(strategy, size, compiled, prepared, state))
-    if not placement.is_simple(prepared.strategy.mesh) and not checks.is_traced(prepared, state):
-        prepared, state = strategies.place((prepared, state), prepared.strategy)
+    def compiled(option: Strategy) -> jax.stages.Compiled:
+        shapes = trees.shapes_of((changed(prepared, strategy=option), state))
+        return _scan_rounds.lower(*shapes, 1).compile()
+
+    size = prepared.federation.cohort.size
+    strategy = fit(prepared.strategy, size, compiled, prepared, state)
+    prepared = changed(prepared, strategy=strategy)
+    if not placement.is_simple(strategy.mesh) and not checks.is_traced(prepared, state):
+        prepared, state = strategies.place((prepared, state), strategy)
     return _scan_rounds(prepared, state, rounds)
 
 
@@ -160,12 +151,7 @@ def prepare(
     diagnostics: Sequence[str],
     verb: str,
 ) -> tuple[Prepared, FederatedState]:
-    """Checks what a verb that plays rounds was given.
-
-    Returns:
-      What its program is to be called with, without what it does not read; and the state with a place
-      for what controllers remember.
-    """
+    """Checks what a verb that plays rounds was given."""
     if isinstance(federation.clients, int):
         raise ValueError(
             f"federation.clients must be a ClientData for {verb}, which trains on their examples, got"
@@ -176,8 +162,7 @@ def prepare(
             raise ValueError(
                 f"federation.{name} must be given for {verb}: federation.replace({name}=10)."
             )
-    first = algorithm if isinstance(algorithm, Algorithm) else controller.first_algorithm(algorithm)
-    check_state(first, state)
+    check_state(controller.first_algorithm(algorithm), state)
     count = federation.num_clients
     if not checks.is_traced(state.num_clients) and int(state.num_clients) != count:
         raise ValueError(
@@ -291,10 +276,7 @@ def _cohort(
 
 
 def _weights(federation: Federation, sizes: jax.Array) -> jax.Array:
-    """The weights of all clients: n_i, say, times a power of two by which their mean is near 1; or 1.
-
-    Where uploads are weighted by the examples that were used, this is for reports of a probe alone.
-    """
+    """The weights of all clients: n_i, say, times a power of two by which their mean is near 1; or 1."""
     dtype = jnp.result_type(float)
     if federation.weighting == "uniform":
         return jnp.ones(sizes.shape, dtype)
@@ -331,10 +313,7 @@ def _local_steps(prepared, round_number, memory, cohort, sizes) -> jax.Array:
 
 @partial(jax.jit, static_argnames="length")
 def seats(prepared: Prepared, key: chex.PRNGKey, first_round: jax.Array, length: int) -> jax.Array:
-    """Who is computed in which place in each of the next rounds `[length, places]`.
-
-    Only where local steps are not a `Controller`'s, which decides when the round begins.
-    """
+    """Who is computed in which place in each of the next rounds `[length, places]`."""
 
     def one(round_number):
         cohort, unequal = _cohort(prepared, key, round_number, ())

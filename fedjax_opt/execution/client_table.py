@@ -61,10 +61,7 @@ def read(clients: chex.ArrayTree | ClientRows, client: chex.Numeric) -> chex.Arr
 
 
 def write(mesh: Mesh | None, clients: Tree, new: chex.ArrayTree, ids: jax.Array) -> Tree:
-    """The states with `new[i]` for the client `ids[i]`; an id that is not there changes nothing.
-
-    With a mesh each device has computed some of the rows, and all of them keep the whole table.
-    """
+    """The states with `new[i]` for the client `ids[i]`; an id that is not there changes nothing."""
     if isinstance(clients, ClientRows):
         room = clients.ids.shape[0]
         rank = jax.vmap(partial(_rank, clients.ids))(ids)
@@ -85,10 +82,8 @@ def write(mesh: Mesh | None, clients: Tree, new: chex.ArrayTree, ids: jax.Array)
 
 
 def _exchange(mesh, table, mine, places):
-    """On one device: all rows into its table, a few at a time, from the cache into their places.
-
-    Gathering all of them first would write and read each once more in memory.
-    """
+    """On one device: all rows into its table, a few at a time, from the cache into their places."""
+    # Gathering all of them first would write and read each once more in memory.
     limit = _EXCHANGED_BYTES.get(mesh.devices.flat[0].platform, _EXCHANGED_BYTES["gpu"])
     num_devices = placement.num_parts(mesh)
     each = places.shape[0] // num_devices

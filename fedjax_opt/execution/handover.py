@@ -33,21 +33,13 @@ from fedjax_opt.execution.strategies import Strategy
 
 
 class Shift(NamedTuple):
-    """What a device does of one client between two stops, and with what it begins and ends.
-
-    Attributes:
-      first, end: the steps, `first <= k < end`.
-      is_new: the client begins.
-      is_taken_over: it comes from the neighbour.
-      is_passed_on: it goes to the other neighbour.
-      is_done: these are its last steps.
-    """
+    """What a device does of one client between two stops: the steps `first <= k < end`."""
 
     first: jax.Array
     end: jax.Array
     is_new: jax.Array
-    is_taken_over: jax.Array
-    is_passed_on: jax.Array
+    is_taken_over: jax.Array  # it comes from the neighbour
+    is_passed_on: jax.Array  # it goes to the other neighbour
     is_done: jax.Array
 
 
@@ -109,10 +101,8 @@ def timetable(size: int, parts: int, steps: chex.Numeric) -> Shift:
 
 
 def applies(strategy: Strategy, size: int, unequal: bool) -> bool:
-    """Whether clients of equal work are left over after every device has as many as the others.
-
-    Between processes a model would take longer to travel; and one that is divided stays where it is.
-    """
+    """Whether clients of equal work are left over after every device has as many as the others."""
+    # Between processes a model would take longer to travel; and one that is divided stays where it is.
     mesh = strategy.mesh
     if mesh is None or strategy.inner != "scan" or not placement.is_simple(mesh) or unequal:
         return False
@@ -129,18 +119,7 @@ def map_reduce(
     size: int,
     steps: chex.Numeric,
 ) -> tuple[Sum, Rows]:
-    """As `strategies.map_reduce`, for jobs of equally many steps.
-
-    Args:
-      mesh: the devices.
-      job_of: (shared, one client's inputs) -> its job.
-      apart: does the same without handing over. Derivatives are taken of it: its loops have a known
-        length.
-      shared: inputs that every client sees.
-      clients: their inputs, in the order of `places`.
-      size: how many clients there are, without fillers.
-      steps: K; a client whose own job has fewer steps takes those.
-    """
+    """As `strategies.map_reduce`, for jobs of equally many steps."""
     parts = placement.num_parts(mesh)
 
     @jax.custom_jvp

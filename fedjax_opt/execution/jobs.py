@@ -16,14 +16,7 @@ Rows = TypeVar("Rows")
 
 
 class Job(NamedTuple, Generic[Tree]):
-    """A client's work, which can be laid down between two steps.
-
-    Attributes:
-      begin: () -> what is carried from step to step.
-      step: (carry, k) -> carry, for k = 0, 1, ...
-      finish: carry -> what comes of it.
-      num_steps: how many steps it has; a Python int if that is known beforehand.
-    """
+    """A client's work, which can be laid down between two steps; `whole` is all of it."""
 
     begin: Callable[[], chex.ArrayTree]
     step: Callable[..., chex.ArrayTree]
@@ -38,11 +31,7 @@ class Job(NamedTuple, Generic[Tree]):
 def counted_loop(
     count: jax.Array | int, body: Callable[[Tree, jax.Array], Tree], carry: Tree
 ) -> Tree:
-    """carry = body(carry, k) for k = 0, ..., count - 1.
-
-    With a Python int it can be differentiated in reverse mode; with an array it takes the time of
-    exactly `count` steps, and says what to do where someone asks for a reverse-mode derivative.
-    """
+    """carry = body(carry, k) for k = 0, ..., count - 1."""
     if isinstance(count, int):
         steps = jnp.arange(count, dtype=jnp.int32)
         return jax.lax.scan(lambda c, k: (body(c, k), None), carry, steps)[0]

@@ -19,16 +19,7 @@ from fedjax_opt.execution.strategies import Strategy
 
 
 class Lineup:
-    """The places of a cohort; everything of it is computed in the program.
-
-    Args:
-      strategy: 'chunked' or 'sharded'; with others, the places are those of the cohort.
-      num_steps: of each client `[S]`; 0 for one that is absent.
-      unequal: whether clients may differ in their numbers of steps.
-
-    Attributes:
-      seats: the place in the cohort of who is computed, by place.
-    """
+    """The places of a cohort, computed in the program; `seats` is who of it is computed, by place."""
 
     def __init__(self, strategy: Strategy, num_steps: jax.Array, unequal: bool = False) -> None:
         self._strategy, self._size = strategy, num_steps.shape[0]
@@ -95,12 +86,8 @@ class Lineup:
 
 
 def deal(work: jax.Array, parts: int) -> jax.Array:
-    """Which client stands in which place, so that each of the equal parts of the places has its share.
-
-    Clients are sorted by work and dealt out in a snake, from the first part to the last and back: no
-    part then has more than the largest client's work above another. It is computed inside the program:
-    another cohort compiles nothing.
-    """
+    """Which client stands in which place, so that equal parts of the places have equal shares."""
+    # Dealt out in a snake: no part has more than the largest client's work above another.
     each = work.shape[0] // parts
     part, turn = np.divmod(np.arange(work.shape[0]), each)
     rank = turn * parts + np.where(turn % 2 == 0, part, parts - 1 - part)

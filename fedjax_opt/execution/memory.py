@@ -33,20 +33,11 @@ def fit(
     data: object = (),
     state: object = (),
 ) -> Strategy:
-    """The strategy that a run is played with: 'auto' settled, a limit kept.
-
-    Args:
-      strategy: a resolved one that is 'auto' or has a `memory_limit`.
-      cohort_size: S.
-      compiled: a strategy -> the run's program, compiled for shapes.
-      data: the examples that are on a device at once, or shapes of them.
-      state: all that is kept of states there.
-
-    Raises:
-      ValueError: if there is a limit and the run does not fit.
-    """
+    """The strategy that a run is played with: 'auto' settled, a limit kept."""
     limit, strategy = strategy.memory_limit, strategy._replace(memory_limit=None)
     is_auto = strategy.name == "auto"
+    if not is_auto and limit is None:
+        return strategy
     options = candidates(cohort_size, jax.device_count()) if is_auto else [strategy]
     there_is = available_bytes((data, state))
 
@@ -87,10 +78,8 @@ def fit(
 def first_that_fits(
     options: Sequence[Option], needed_bytes: Callable[[Option], float], available: float
 ) -> Option:
-    """The first option, of the fastest to the smallest, that fits into the device, or else the last.
-
-    The last is not asked what it needs: there is nothing else to take.
-    """
+    """The first option, of the fastest to the smallest, that fits into the device, or else the last."""
+    # The last is not asked what it needs: there is nothing else to take.
     fits = (option for option in options[:-1] if needed_bytes(option) <= _USABLE * available)
     return next(fits, options[-1])
 
@@ -120,14 +109,7 @@ def smaller_than(strategy: Strategy, cohort_size: int) -> list[Strategy]:
 
 
 def available_bytes(mine: object = ()) -> int | None:
-    """The memory of the first device beside other programs', or of the host for a CPU.
-
-    Args:
-      mine: arrays of the run; those that are on the device already are not in its way.
-
-    Returns:
-      Bytes; None if the device does not tell.
-    """
+    """The memory of the first device beside other programs', or of the host for a CPU."""
     device = jax.local_devices()[0]
     if device.platform != "cpu":
         found = device.memory_stats() or {}
@@ -158,11 +140,8 @@ def _cgroup_limits() -> list[int]:
             folder = root / path.lstrip("/")
             for around in (folder, *folder.parents):
                 file = around / name
-                text = (
-                    file.read_text().strip()
-                    if around.is_relative_to(root) and file.exists()
-                    else ""
-                )
+                there = around.is_relative_to(root) and file.exists()
+                text = file.read_text().strip() if there else ""
                 found += [int(text)] if text.isdecimal() else []
     return found
 

@@ -69,22 +69,14 @@ def manual_axes(mesh: Mesh) -> dict[str, frozenset[str]]:
 
 
 def put(tree: Tree, mesh: Mesh) -> Tree:
-    """Arrays on the devices of the mesh: states as `shardings` says, the rest whole on each.
-
-    Every process has to have the same ones.
-    """
+    """Arrays on the devices of the mesh: states as `shardings` says, the rest whole on each."""
     if is_simple(mesh):
         return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
     return jax.tree.map(_put, tree, shardings(tree, mesh))
 
 
 def shardings(tree: Tree, mesh: Mesh) -> Tree:
-    """Where each array of a tree belongs.
-
-    Over the axis of the model, an array of a server's state, or of one client's, is cut along its
-    longest axis that divides evenly. Statistics of an optimiser have the shapes of the parameters, so
-    they are cut as these are.
-    """
+    """Where each array of a tree belongs."""
 
     def of_any(part):
         if not isinstance(part, FederatedState):
@@ -119,12 +111,9 @@ def keep_sharding(tree: Tree, mesh: Mesh) -> Tree:
 
 
 def replicate(tree: Tree, mesh: Mesh) -> Tree:
-    """Inside a program: arrays that every device is to compute for itself, or to be told at once.
-
-    Otherwise the compiler divides what belongs to a cohort over the devices that need it, and then
-    gathers it again wherever all of it is asked for: a small message each time, which costs as much
-    as that of a model where devices are in different processes.
-    """
+    """Inside a program: arrays that every device is to compute for itself, or to be told at once."""
+    # Otherwise the compiler divides what belongs to a cohort over the devices, and gathers it wherever
+    # all of it is asked for: between processes a small message costs as much as that of a model.
     everywhere = NamedSharding(mesh, PartitionSpec())
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, everywhere), tree)
 
@@ -135,11 +124,9 @@ def over_devices(
     shared: object,
     *by_place: object,
 ) -> tuple[Sum, Rows]:
-    """`work(shared, *mine) -> (summed, stacked)` on each device, which has its own part by place.
-
-    Between processes what is one number of each client goes to all of them, in the messages of the sums:
-    each device adds its own numbers, and zeros for the others'.
-    """
+    """`work(shared, *mine) -> (summed, stacked)` on each device, which has its own part by place."""
+    # Between processes what is one number of each client goes to all of them, in the messages of the
+    # sums: each device adds its own numbers, and zeros for the others'.
     form = []
 
     def on_one_device(place, shared, *mine):
@@ -178,10 +165,7 @@ def over_devices(
 
 
 def _summed(tree: Tree, mesh: Mesh) -> Tree:
-    """Inside `shard_map`: sums over the devices that have different clients.
-
-    Between processes each array is a message, so small ones travel together.
-    """
+    """Inside `shard_map`: sums over the devices; between processes small arrays share a message."""
     if not mesh.is_multi_process:
         return jax.lax.psum(tree, CLIENTS)
     leaves, structure = jax.tree.flatten(tree)
@@ -200,10 +184,7 @@ def _summed(tree: Tree, mesh: Mesh) -> Tree:
 
 
 def fetched(tree: Tree) -> Tree:
-    """Arrays on the host, whole; what is divided over processes is brought together.
-
-    All processes must call it, on the same arrays.
-    """
+    """Arrays on the host, whole; what is divided over processes is brought together."""
 
     def one(x):
         if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:

@@ -22,15 +22,7 @@ from fedjax_opt.execution.client_table import NOBODY, ClientRows
 def table(
     mesh: Mesh | None, room: int, ids: np.ndarray, holders: np.ndarray, own: chex.ArrayTree
 ) -> ClientRows:
-    """The states of clients, on the devices of a mesh.
-
-    Args:
-      mesh: the devices; None for the first one.
-      room: how many rows the table has.
-      ids: the clients, ascending.
-      holders: which process has each of them.
-      own: the states of those that this process has, stacked in the order of the ids, on the host.
-    """
+    """The states of clients, on the devices of a mesh."""
     named = _filled(room, ids, NOBODY)
     if mesh is None or placement.is_simple(mesh):
         # A copy: its buffers are given up to the program.
@@ -58,13 +50,7 @@ def table(
 
 
 def back(mesh: Mesh | None, states: chex.ArrayTree, holders: np.ndarray) -> chex.ArrayTree:
-    """Of the clients of a table, the states of those that this process has, on the host.
-
-    Args:
-      mesh: the devices that have it.
-      states: the table's states, of which the first are the clients'.
-      holders: which process has each of the clients.
-    """
+    """Of the clients of a table, the states of those that this process has, on the host."""
     if mesh is None or placement.is_simple(mesh):
         return jax.tree.map(lambda x: np.asarray(x)[: len(holders)], states)
     split = _split(mesh)

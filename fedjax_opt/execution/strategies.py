@@ -51,12 +51,7 @@ class Strategy(NamedTuple):
 
 
 def resolve(strategy: str | Strategy) -> Strategy:
-    """A checked strategy with its mesh; 'auto' is settled where the backend alone decides.
-
-    On CPU, clients over devices beat threads inside an operation, and one client at a time beats all
-    at once. On an accelerator the whole cohort at once fills the device, if it fits: there 'auto'
-    stays, to be settled by `memory.fit` once the shapes are known; so it does where it has a limit.
-    """
+    """A checked strategy with its mesh; 'auto' is settled where the backend alone decides."""
     if isinstance(strategy, str):
         checks.choice("strategy", strategy, NAMES)
         strategy = Strategy(strategy)
@@ -68,6 +63,8 @@ def resolve(strategy: str | Strategy) -> Strategy:
     limit = strategy.memory_limit
     if limit not in (None, "device"):
         checks.integer("memory_limit", limit, low=1)
+    # On CPU, clients over devices beat threads inside an operation. On an accelerator the whole cohort
+    # at once is fastest, if it fits: `memory.fit` settles that when the shapes are known.
     if strategy.name == "auto" and limit is None and jax.default_backend() == "cpu":
         strategy = strategy._replace(name="sharded" if jax.device_count() > 1 else "scan")
     if strategy.name != "sharded":
@@ -112,17 +109,7 @@ def map_reduce(
     shared: Shared,
     clients: Client,
 ) -> tuple[Sum, Rows]:
-    """Applies `function(shared, client)` to every client: the first result summed, the second stacked.
-
-    Args:
-      strategy: how; resolved.
-      function: (shared, one client's inputs) -> (what is summed, what is stacked).
-      shared: inputs that every client sees.
-      clients: a pytree with the clients on its leading axis, as many as `round_up` says.
-
-    Returns:
-      The sum over clients and the stacked results `[S, ...]`.
-    """
+    """`function(shared, client)` of every client: the first result summed, the second stacked."""
     if strategy.name == "scan":
         summed, _ = jax.eval_shape(function, shared, jax.tree.map(itemgetter(0), clients))
 

@@ -65,9 +65,7 @@ class ClientStore:
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         self.directory = None if directory is None else pathlib.Path(directory).absolute()
         self._files: dict[int, RowFile] = {}  # the parts that this process holds
-        self._holders = np.zeros(
-            0, np.int64
-        )  # which process holds each part; empty until it is open
+        self._holders = np.zeros(0, np.int64)  # which process has each part; none until it is open
         self._round = 0
         self._num_clients = 0
         self._busy = threading.RLock()  # a run's thread and its callbacks may ask at once
@@ -247,13 +245,8 @@ class ClientStore:
             raise ValueError(f"{self._name} is not open: no run has used it yet, or it was closed.")
 
     def _check_whose(self, there: dict[str, Any], here: dict[str, Any]) -> None:
-        differences = [
-            f"{name} is {there.get(name, 'missing')} there and {here.get(name, 'missing')} here"
-            for name in sorted(there.keys() | here.keys())
-            if there.get(name) != here.get(name)
-        ]
-        if differences:
-            shown = "; ".join(differences[:5]) + ("; ..." if len(differences) > 5 else "")
+        if differs := checks.differences(there, here):
+            shown = "; ".join(differs[:5]) + ("; ..." if len(differs) > 5 else "")
             self.close()
             raise ValueError(
                 f"{self._name} holds the client states of another run, model or algorithm: {shown}."
@@ -292,11 +285,9 @@ class ClientStore:
         whose: dict[str, Any],
         rounds: dict[int, int],
     ) -> None:
-        """Makes the parts that nobody has: all of them where the store is new.
-
-        A run that was killed while it made its store leaves some. They are of its first round, as those
-        that are missing will be. All processes must call it.
-        """
+        """Makes the parts that nobody has: all of them where the store is new."""
+        # A run that was killed while it made its store leaves some: of its first round, as those that
+        # are missing will be.
         start, count, total = int(state.round), len(self._holders), whose["num_clients"]
         missing = [part for part in range(count) if part not in rounds]
         known = start == 0 or bool(jax.tree.leaves(state.clients))
@@ -336,11 +327,6 @@ def _parts_in(directory: pathlib.Path) -> list[list[int]]:
     if not directory.exists():
         return []
     names = [path.name for path in directory.iterdir()] if directory.is_dir() else [""]
-    if "client_state.json" in names or any(re.fullmatch(r"part-\d{5}-of-\d{5}", n) for n in names):
-        raise ValueError(
-            f"{directory} holds client states in the format of an earlier version, which this one"
-            " does not read. Finish the run with that version, or begin anew with an empty folder."
-        )
     found = [_NAME.fullmatch(name) for name in names if not _LOCK.fullmatch(name)]
     if None in found:
         raise ValueError(
@@ -353,16 +339,7 @@ def _parts_in(directory: pathlib.Path) -> list[list[int]]:
 def _dealt(
     directory: pathlib.Path, seen: list[list[list[int]]], processes: int
 ) -> tuple[np.ndarray, list[int]]:
-    """Which process holds each part, and which parts there are.
-
-    A part is held by the process of its number, modulo their number, if that one sees it, and else by
-    the first that does.
-
-    Args:
-      directory: where they are.
-      seen: the parts that each process sees.
-      processes: how many there are.
-    """
+    """Which process holds each part, and which parts there are."""
     counts = {count for some in seen for _, count in some}
     if len(counts) > 1:
         raise ValueError(
@@ -388,29 +365,20 @@ def _dealt(
 
 
 class _RowFormat:
-    """How a client's state is laid out in a row of bytes: all its arrays, one behind the other.
-
-    Args:
-      one_client: the shapes and dtypes of a client's state.
-    """
+    """How a client's state is laid out in a row of bytes: all its arrays, one behind the other."""
 
     def __init__(self, one_client: chex.ArrayTree) -> None:
-        named = [
-            (jax.tree_util.keystr(path), leaf)
-            for path, leaf in jax.tree_util.tree_leaves_with_path(one_client)
-        ]
-        for name, leaf in named:
+        named = {jax.tree_util.keystr(p): x for p, x in jax.tree.leaves_with_path(one_client)}
+        for name, leaf in named.items():
             if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
                 raise ValueError(
                     f"A client's state must hold arrays of numbers to be stored, but its part {name}"
                     f" has dtype {leaf.dtype}."
                 )
-        self.leaves = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named}
+        self.leaves = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named.items()}
         self._one_client = one_client
         # Numbers for names: a state that is one array has no path.
-        self._row = np.dtype(
-            [(str(i), leaf.dtype, leaf.shape) for i, (_, leaf) in enumerate(named)]
-        )
+        self._row = np.dtype([(str(i), x.dtype, x.shape) for i, x in enumerate(named.values())])
         self.num_bytes = self._row.itemsize
 
     def pack(self, states: chex.ArrayTree) -> np.ndarray:

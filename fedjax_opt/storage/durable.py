@@ -101,11 +101,7 @@ def force_names(folder: pathlib.Path) -> None:
 
 
 def seal(folder: pathlib.Path) -> dict[str, str]:
-    """Forces a folder to the disk: all files in it, however deep, and their names.
-
-    Returns:
-      The SHA-256 of each file, by its path in the folder; `verify` compares them.
-    """
+    """Forces a folder and all in it to the disk; the SHA-256 of each file by its path."""
     for path in _files(folder):
         with named(path, "cannot be written"), open(path, "rb+") as file:
             os.fsync(file.fileno())
@@ -115,11 +111,7 @@ def seal(folder: pathlib.Path) -> dict[str, str]:
 
 
 def verify(folder: pathlib.Path, sealed: Mapping[str, str]) -> None:
-    """Compares all files in a folder with what `seal` has said of it.
-
-    Raises:
-      ValueError: if one is missing, is another, or was not there; the message names it.
-    """
+    """Compares all files in a folder with what `seal` has said of it."""
     found = {path.relative_to(folder).as_posix() for path in _files(folder)}
     if missing := sorted(sealed.keys() - found):
         raise ValueError(f"{folder / missing[0]} is missing.")

@@ -57,12 +57,7 @@ class RowFile:
 
     @classmethod
     def opened(cls, path: pathlib.Path, part: tuple[int, int]) -> "RowFile":
-        """One that is there.
-
-        Args:
-          path: where.
-          part: which part of how many it must hold.
-        """
+        """One that is there, which must hold a part of how many."""
         self = cls(path, {}, contextlib.ExitStack())
         try:
             self._lock(path)
@@ -84,15 +79,7 @@ class RowFile:
         initial: np.ndarray,
         start: int,
     ) -> "RowFile":
-        """A new one, which is filled with `put_first`, and is there from `complete` on.
-
-        Args:
-          path: where it will be; None for memory.
-          part: which part of how many it holds.
-          whose: says whose rows these are.
-          initial: the row of a client that has none of its own.
-          start: the round of the first rows.
-        """
+        """A new one, which is filled with `put_first`, and is there from `complete` on."""
         about = {
             "format": _FORMAT, "version": _VERSION, "part": list(part), "whose": whose,
             "row_bytes": len(initial), "rounds": [start], "keys": 0,
@@ -157,14 +144,7 @@ class RowFile:
         return found
 
     def write(self, round_number: int, ids: np.ndarray, rows: np.ndarray, oldest: int) -> None:
-        """Puts in the rows of a later round.
-
-        Args:
-          round_number: the round.
-          ids: the clients, each once.
-          rows: their rows.
-          oldest: no round before it is gone back to any more.
-        """
+        """Puts in the rows of a later round; no round before `oldest` is gone back to any more."""
         with self._transaction():
             base = max(n for n in self.rounds if n <= max(oldest, self.rounds[0]))
             self._insert(round_number, ids, rows)

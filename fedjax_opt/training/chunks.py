@@ -301,10 +301,7 @@ class StoreStates(_Ahead):
         return state._replace(clients=self._table(self._room, ids, rows))
 
     def take_out(self, state: FederatedState, good: int) -> FederatedState:
-        """The state as the host keeps it; the rows are written back in the background.
-
-        `good` is the earliest round that the run would go back to if it diverged.
-        """
+        """The state as the host keeps it; the rows are written back in the background."""
         self._flush()  # one chunk at a time is on its way
         # Of the newest checkpoint a part may not be on the disk yet: then one more is needed.
         oldest = min(good, *self._store.rounds[-self._keep - 1 :])

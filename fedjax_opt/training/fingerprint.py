@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from fedjax_opt.core import trees
+from fedjax_opt.core import checks, trees
 from fedjax_opt.core.algorithm import Algorithm
 from fedjax_opt.core.client_data import ClientData, StoredClients
 from fedjax_opt.core.state import FederatedState
@@ -77,12 +77,8 @@ def versions() -> dict[str, str]:
 def of_run(
     prepared: Prepared, state: FederatedState, algorithm: Algorithm, **recorded: object
 ) -> Texts:
-    """What makes a run the one that it is, apart from its state: texts by path, by part.
-
-    How many rounds it has, how they are cut into chunks and how clients are spread over devices change
-    no number, and are left out. `algorithm` is that of the first round; `recorded` is what else decides
-    which columns the history has.
-    """
+    """What makes a run the one that it is, apart from its state: texts by path, by part."""
+    # Rounds, chunks and devices change no number, and are left out.
     federation = prepared.federation
     names = "model", "cohort", "local_steps", "batch_size", "batching", "weighting", "guard"
     functions, numbers = describe(
@@ -136,11 +132,7 @@ def _constants(jaxpr: object) -> Iterator[chex.Array]:
 
 
 def describe(**parts: object) -> tuple[dict[str, str], dict[str, str]]:
-    """The functions and the numbers that some values consist of, as texts by path.
-
-    Arguments of partials, containers, dataclasses and pytrees are followed; what a function closes over
-    is not: it is in the program.
-    """
+    """The functions and the numbers that some values consist of, as texts by path."""
     functions: dict[str, str] = {}
     numbers: dict[str, str] = {}
 
@@ -220,19 +212,15 @@ class OtherRun(Exception):
 
 
 def check_same_run(there: Mapping[str, Any], here: Texts, allow: Sequence[str], where: str) -> None:
-    """Refuses to resume a run that differs, and warns of what it is allowed to differ in.
-
-    A part that is not `here` is not compared. Programs are where the versions are the same: another JAX
-    writes the same one differently.
-    """
+    """Refuses to resume a run that differs, and warns of what it is allowed to differ in."""
     then, now = there.get("versions", {}), versions()
     there = {**there, "versions": {name: then.get(name, "unknown") for name in _COMPARED}}
     here = {**here, "versions": {name: now[name] for name in _COMPARED}}
-    differs = {part: _unlike(there.get(part, {}), texts) for part, texts in here.items()}
+    differs = {part: checks.differences(there.get(part, {}), x) for part, x in here.items()}
     for part, what in _STRICT.items():
         if differs.get(part):
             raise OtherRun(f"is of {what}: {_listed(differs[part])}.")
-    if differs["versions"] and "program" in here:
+    if differs["versions"] and "program" in here:  # another JAX writes the same one differently
         differs["versions"].append("so the programs were not compared")
         del differs["program"]
     elif differs.get("program"):
@@ -253,11 +241,3 @@ def _listed(found: Sequence[str]) -> str:
     """The first of some differences, and whether there are more."""
     more = f"; and {len(found) - _LISTED} more" if found[_LISTED:] else ""
     return "; ".join(found[:_LISTED]) + more
-
-
-def _unlike(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    return [
-        f"{path} is {there.get(path, 'missing')} there and {here.get(path, 'missing')} here"
-        for path in sorted(there.keys() | here.keys())
-        if there.get(path) != here.get(path)
-    ]

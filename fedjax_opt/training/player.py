@@ -53,8 +53,7 @@ class Player:
         steps = federation.local_steps
         if isinstance(steps, StaticInt):  # traced: another K compiles nothing
             federation = changed(federation, local_steps=jnp.int32(int(steps)))
-        is_scheduled = isinstance(algorithm, Scheduled)
-        self.algorithm = first_algorithm(algorithm) if is_scheduled else algorithm
+        self.algorithm = first_algorithm(algorithm)
         self.federation, self.measurements, self._chunk = federation, measurements, chunk
         # What brings clients' states and examples to the devices; None if all of them are there.
         self.states = None if store is None else chunks.StoreStates(store, chunk, keep)
@@ -182,11 +181,7 @@ def _check_cohorts(infos: Info, num_clients: int) -> None:
 
 
 def _with_step_scale(prepared: Prepared, scale: jax.Array) -> Prepared:
-    """A run with its step times a scale: another scale compiles nothing.
-
-    The step is the learning rate, where the algorithm is `scheduled`, else the change of the global
-    parameters in each round.
-    """
+    """A run with its step times a scale: another scale compiles nothing."""
     algorithm = prepared.algorithm
     if not isinstance(algorithm, Scheduled):
         step = Partial(_damped, algorithm.server_step, scale)

@@ -106,10 +106,7 @@ class Rollback(Extension):
 
 
 def _losses(infos: Info) -> tuple[float, float]:
-    """The loss of the model that a chunk began with, and the mean over those that its rounds began with.
-
-    Rounds that nobody took part in, or that a guard has skipped, say nothing. NaN where none does.
-    """
+    """The loss that a chunk began with, and the mean over those that its rounds began with."""
     says = (infos.num_steps > 0).any(axis=1)
     if infos.faults:
         says &= ~infos.faults.skipped

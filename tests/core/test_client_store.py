@@ -229,17 +229,10 @@ def test_the_states_of_others_are_refused(tmp_path, algorithm, state, named, fol
     store.close()
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("notes.txt", "directory must be empty, .* something else in {}"),
-        ("client_state.json", "{} holds .* format of an earlier version"),
-        ("part-00000-of-00002", "{} holds .* format of an earlier version"),
-    ],
-)
-def test_a_folder_of_something_else_is_refused_and_stays(tmp_path, name, message):
+@pytest.mark.parametrize("name", ["notes.txt", "part-00000-of-00002"])
+def test_a_folder_of_something_else_is_refused_and_stays(tmp_path, name):
     (tmp_path / name).write_text("mine")
-    with pytest.raises(ValueError, match=message.format(tmp_path)):
+    with pytest.raises(ValueError, match=f"must be empty, .* something else in {tmp_path}"):
         opened(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
