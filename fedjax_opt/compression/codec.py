@@ -153,12 +153,11 @@ class Slot(NamedTuple):
         return 0 if self.quantiser is None else int(self.quantiser.header_size)
 
     @property
-    def packed(self) -> tuple[int, int]:
-        """(how many codes make a number, the bits of that number): three codes go 5 to a byte."""
+    def width(self) -> int:
+        """The bits of an entry that travels."""
         if self.quantiser is None:
-            return 1, 8 * self.dtype.itemsize
-        radix = int(self.quantiser.radix)
-        return (5, 8) if radix == 3 else (1, radix.bit_length() - 1)
+            return 8 * self.dtype.itemsize
+        return (int(self.quantiser.radix) - 1).bit_length()
 
 
 class Tensor(NamedTuple):
@@ -350,9 +349,7 @@ def expected_bytes(codec: Codec, like: Any) -> float | None:
             continue
         # The last gap has no code, but a sample without replacement has shorter ones: both vanish.
         position = golomb.expected_bits(1 - count / slot.size) if count < slot.size else 1
-        together, width = slot.packed
-        # Half a byte of padding, on average.
-        total += (count * position + -(-count // together) * width + 3.5) / 8
+        total += (count * (position + slot.width) + 3.5) / 8  # half a byte of padding, on average
     return total
 
 
@@ -399,11 +396,9 @@ def _fixed_bytes(codec: Codec, slots: tuple[Slot, ...]) -> int:
 
 def _stream_bytes(slot: Slot, positions: Any, count: Any) -> Any:
     """The bytes of so many bits of positions and of the codes of so many entries, in one stream."""
-    together, width = slot.packed
-    numbers = -(-count // together)
     # Whole bytes first: the bits of a large tensor would not fit into int32.
-    rest = positions % 8 + numbers % 8 * width
-    return positions // 8 + numbers // 8 * width + (rest + 7) // 8
+    rest = positions % 8 + count % 8 * slot.width
+    return positions // 8 + count // 8 * slot.width + (rest + 7) // 8
 
 
 def _excluded(codec: Codec, leaves: list[tuple[Any, str, Any]]) -> set[int]:

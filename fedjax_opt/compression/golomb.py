@@ -34,12 +34,7 @@ _WORD = 32
 
 
 def parameter(sparsity: float) -> int:
-    """The best Rice parameter b* for a sparsity in [0, 1).
-
-    Example:
-      >>> [parameter(s) for s in (0.0, 0.6, 0.9, 0.95, 0.999)]
-      [0, 0, 3, 4, 9]
-    """
+    """The best Rice parameter b* for a sparsity in [0, 1)."""
     s = float(checks.number("sparsity", sparsity, low=0.0, high=1.0, open_high=True))
     if s == 0:
         return 0
@@ -48,12 +43,7 @@ def parameter(sparsity: float) -> int:
 
 
 def expected_bits(sparsity: float) -> float:
-    """The expected bits g_s of one index, for a sparsity in [0, 1).
-
-    Example:
-      >>> [round(expected_bits(s), 3) for s in (0.0, 0.6, 0.9, 0.95)]
-      [1.0, 2.5, 4.756, 5.786]
-    """
+    """The expected bits g_s of one index, for a sparsity in [0, 1)."""
     b = parameter(sparsity)
     return b + 1 / (1 - float(sparsity) ** (2**b))
 
@@ -105,16 +95,7 @@ def _highest(word):
 
 
 def encode(indices: Any, b: int) -> np.ndarray:
-    """The Rice codes of indices, as bits: the quotients in unary, then the remainders.
-
-    Args:
-      indices: whole numbers `[count]`, strictly increasing from at least 0.
-      b: the Rice parameter, 0 to 30.
-
-    Example:
-      >>> encode([2, 3, 9], b=1).tolist()
-      [1, 0, 0, 1, 1, 0, 0, 0, 1]
-    """
+    """The Rice codes of increasing indices, as bits: the quotients in unary, then the remainders."""
     gaps = np.diff(np.asarray(indices, np.int64), prepend=-1) - 1
     ends = np.cumsum((gaps >> b) + 1) - 1
     unary = np.ones(int(ends[-1]) + 1 if ends.size else 0, np.uint8)
@@ -123,18 +104,9 @@ def encode(indices: Any, b: int) -> np.ndarray:
 
 
 def decode(bits: np.ndarray, b: int, count: int, size: int) -> tuple[np.ndarray, int]:
-    """The indices of `encode`, and how many bits their codes have.
+    """The `count` indices of `encode`, all less than `size`, and how many bits their codes have.
 
-    Args:
-      bits: bits that begin with the codes.
-      b: the Rice parameter, 0 to 30.
-      count: the number of indices.
-      size: what they are less than; below 2^31, so that nothing here overflows, whoever sent it.
-
-    Example:
-      >>> indices, length = decode(encode([2, 3, 9], b=1), b=1, count=3, size=10)
-      >>> indices.tolist(), length
-      ([2, 3, 9], 9)
+    The size is below 2^31, so that nothing here overflows, whoever sent the bits.
     """
     if b > LARGEST_PARAMETER:
         raise ValueError(f"the Golomb parameter must be at most {LARGEST_PARAMETER}, got {b}.")
@@ -151,24 +123,14 @@ def decode(bits: np.ndarray, b: int, count: int, size: int) -> tuple[np.ndarray,
 
 
 def as_bits(numbers: np.ndarray, width: int) -> np.ndarray:
-    """Whole numbers `[n]` from 0 to 2^width - 1, the width at most 32, as n * width bits.
-
-    Example:
-      >>> as_bits(np.array([1, 6]), 3).tolist()
-      [1, 0, 0, 0, 1, 1]
-    """
+    """Whole numbers `[n]` from 0 to 2^width - 1, the width at most 32, as n * width bits."""
     whole = _integers(width)
     bits = np.unpackbits(numbers.astype(whole).view(np.uint8), bitorder="little")
     return bits.reshape(-1, 8 * whole.itemsize)[:, :width].reshape(-1)
 
 
 def as_numbers(bits: np.ndarray, width: int) -> np.ndarray:
-    """The numbers of `as_bits`, int64 `[n]`.
-
-    Example:
-      >>> as_numbers(np.array([1, 0, 0, 0, 1, 1]), 3).tolist()
-      [1, 6]
-    """
+    """The numbers of `as_bits`, int64 `[n]`."""
     whole = _integers(width)
     # Filled up to whole integers: to pack the bits of each number by itself would be many times slower.
     padded = np.zeros((bits.size // width, 8 * whole.itemsize), np.uint8)

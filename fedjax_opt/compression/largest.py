@@ -26,13 +26,6 @@ def largest(vectors: tuple[jax.Array, ...], count: chex.Numeric) -> tuple[jax.Ar
 
     Of equal entries the first are marked; NaN counts as larger than infinity, so that it is kept and
     seen. `count` may be traced; all are marked if there are no more.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from fedjax_opt.compression.largest import largest
-      >>> (marks,) = largest((jnp.array([0.5, -2.0, 0.5, 1.0]),), 3)
-      >>> marks.tolist()
-      [True, True, False, True]
     """
     double = any(vector.dtype == jnp.float64 for vector in vectors)
     number, integer = (jnp.float64, jnp.int64) if double else (jnp.float32, jnp.int32)

@@ -106,7 +106,7 @@ def sign() -> Codec:
 
 
 def ternary(stochastic: bool = True) -> Codec:
-    """-1, 0 or 1 for each entry, times the largest magnitude of the tensor; five entries in a byte.
+    """-1, 0 or 1 for each entry, in two bits, times the largest magnitude of the tensor.
 
     Args:
       stochastic: draw +-1 with probability |a| / max |a|, which is right on average (TernGrad);

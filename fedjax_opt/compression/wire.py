@@ -9,7 +9,7 @@
 
 The first of a stream's bits is the lowest of its first byte. A leaf all of whose entries travel has
 neither count nor parameter, nor has a companion, whose positions are its leader's; with a seed there is
-only the count, as a check. Codes -1, 0, 1 go five to a byte, as digits in base 3.
+only the count, as a check.
 
 What both ends know is not sent: the codec, and the leaves' paths, shapes and dtypes. The checksum starts
 from a text about these, so that bytes of another codec or model do not pass. Numbers such as a sparsity
@@ -42,7 +42,7 @@ from fedjax_opt.compression.codec import (
 from fedjax_opt.core import Coded
 
 MAGIC = b"fo"
-VERSION = 2
+VERSION = 3
 
 
 def encode(codec: Codec, tree: Any, key: chex.PRNGKey | None = None) -> bytes:
@@ -65,11 +65,9 @@ def encode(codec: Codec, tree: Any, key: chex.PRNGKey | None = None) -> bytes:
     """
     _check(codec, "tree", tree)
     tree = jax.tree.map(jnp.asarray, tree)
-    payload, finite = _compressed(codec, tree, key)
-    for path, good in zip(_paths(tree), np.asarray(finite), strict=True):
-        if not good:
-            raise ValueError(f"tree{path} and its codes must be finite, got NaN or infinity.")
-    return bytes_of(codec, payload, tree)
+    for path, leaf in zip(_paths(tree), jax.tree.leaves(tree), strict=True):
+        _check_finite(path, leaf)
+    return bytes_of(codec, _compressed(codec, tree, key), tree)
 
 
 def decode(codec: Codec, data: bytes, like: Any) -> Any:
@@ -103,12 +101,15 @@ def bytes_of(codec: Codec, payload: Payload, like: Any) -> bytes:
     # JAX runs on little-endian machines alone, so no number is turned around.
     body = [] if payload.seed is None else [np.asarray(payload.seed).tobytes()]
     places: dict[int | None, np.ndarray] = {}
-    for i, (slot, tensor) in enumerate(zip(layout(codec, like), tensors, strict=True)):
+    both = zip(_paths(like), layout(codec, like), tensors, strict=True)
+    for i, (path, slot, tensor) in enumerate(both):
         codes, bits = tensor.codes, []
         if tensor.kept is not None:
             if slot.counted:
                 places[i] = np.flatnonzero(tensor.kept)
             codes = codes[places[slot.leader]]
+        _check_finite(path, tensor.header)
+        _check_finite(path, codes)  # rescaling may have made infinity of a large number
         if slot.counted:
             body.append(codes.size.to_bytes(COUNT_BYTES, "little"))
         if slot.placed:
@@ -118,7 +119,8 @@ def bytes_of(codec: Codec, payload: Payload, like: Any) -> bytes:
         if slot.leader is None:
             body.append(codes.tobytes())
         else:
-            bits.append(_code_bits(slot, codes))
+            raw = slot.quantiser is None
+            bits.append(_unpacked(codes.tobytes()) if raw else golomb.as_bits(codes, slot.width))
             body.append(np.packbits(np.concatenate(bits), bitorder="little").tobytes())
     content = b"".join(body)
     return MAGIC + bytes([VERSION]) + _checksum(codec, like, content) + content
@@ -131,7 +133,8 @@ def bytes_of_coded(coded: Coded) -> bytes:
       coded: what a client of a `compressed` algorithm uploads, or its server broadcasts.
 
     Returns:
-      The bytes, `coded.num_bytes` of them: `decode(coded.codec, ..., coded.inner)` reads them.
+      The bytes, `coded.num_bytes` of them: `decode(coded.codec, ..., coded.inner)` reads them. What is
+      not finite is refused, by its path.
 
     Example:
       >>> import jax
@@ -210,38 +213,17 @@ def _read_leaf(codec: Codec, stream: io.BytesIO, index: int, slot: Slot, places:
     if codec.sparsifiers and places[slot.leader].size != count:
         kept = places[slot.leader].size
         raise ValueError(f"the seed marks {kept} entries at this sparsity, not {count}.")
-    together, width = slot.packed
-    length = positions + -(-count // together) * width
+    length = positions + count * slot.width
     bits = _unpacked(_take(stream, -(-length // 8)))[positions:length]
-    codes = _codes_of(slot, bits)[:count]
+    if slot.quantiser is None:
+        codes = np.packbits(bits, bitorder="little").view(slot.dtype)
+    else:
+        codes = golomb.as_numbers(bits, slot.width).astype(slot.wide)
     if not codec.sparsifiers:
         return Tensor(None, codes, header, None)
     kept, spread = np.zeros(slot.size, bool), np.zeros(slot.size, codes.dtype)
     kept[places[slot.leader]], spread[places[slot.leader]] = True, codes
     return Tensor(kept, spread, header, None if b is None else np.int32(b))
-
-
-def _code_bits(slot: Slot, codes: np.ndarray) -> np.ndarray:
-    """The codes of a leaf as bits: numbers as they are, or of several codes each."""
-    if slot.quantiser is None:
-        return _unpacked(codes.tobytes())
-    (together, width), radix = slot.packed, int(slot.quantiser.radix)
-    if together > 1:
-        digits = np.zeros((-(-codes.size // together), together))
-        digits.reshape(-1)[: codes.size] = codes
-        codes = digits @ radix ** np.arange(together)
-    return golomb.as_bits(codes, width)
-
-
-def _codes_of(slot: Slot, bits: np.ndarray) -> np.ndarray:
-    """The codes that some bits hold, and those that fill the last number."""
-    if slot.quantiser is None:
-        return np.packbits(bits, bitorder="little").view(slot.dtype)
-    (together, width), radix = slot.packed, int(slot.quantiser.radix)
-    codes = golomb.as_numbers(bits, width)
-    if together > 1:
-        codes = (codes[:, None] // radix ** np.arange(together) % radix).reshape(-1)
-    return codes.astype(slot.wide)
 
 
 def _unpacked(data: bytes | memoryview) -> np.ndarray:
@@ -255,23 +237,12 @@ def _take(stream: io.BytesIO, size: int) -> bytes:
     return data
 
 
-@jax.jit
-def _compressed(codec, tree, key):
-    """The payload, and for each leaf whether all is finite, before and after."""
-    payload = compress(codec, tree, key)
-    finite = [*map(_is_finite, jax.tree.leaves(tree), payload.tensors)]
-    return payload, jnp.array(finite, bool)
+def _check_finite(path, values):
+    if jnp.issubdtype(values.dtype, jnp.inexact) and not np.all(np.isfinite(values)):
+        raise ValueError(f"tree{path} and its codes must be finite, got NaN or infinity.")
 
 
-def _is_finite(leaf, tensor):
-    finite = jnp.all(jnp.isfinite(tensor.header))
-    if jnp.issubdtype(leaf.dtype, jnp.inexact):
-        finite &= jnp.all(jnp.isfinite(leaf))
-    if jnp.issubdtype(tensor.codes.dtype, jnp.inexact):
-        # Rescaling may have made infinity of a large number.
-        sent = True if tensor.kept is None else tensor.kept
-        finite &= jnp.all(jnp.isfinite(tensor.codes), where=sent)
-    return finite
+_compressed = jax.jit(compress)
 
 
 def _static(like):
