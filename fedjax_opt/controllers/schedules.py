@@ -4,6 +4,8 @@
     by error      K_r = ceil(K_0 (F_r / F_0)^(1/3)) (13)    eta_r = eta_0 (F_r / F_0)^(1/2) (14)
     on a plateau  K_0 / 10                                  eta_0 / 10
 
+    exponential                                         eta_r = eta_0 decay^(r-1)
+
 with r = 1, 2, ... the round. K is never below 1; K = 1 throughout is distributed SGD.
 
 F_r is the mean over the last s rounds of the cohort's mean loss at its first local step (15). That step
@@ -90,6 +92,28 @@ def rate_by_rounds(initial_rate: chex.Numeric) -> Controller:
       0.1
     """
     return _of_rate(Controller(_nothing, _unchanged, _of_round), initial_rate)
+
+
+def rate_exponential(initial_rate: chex.Numeric, decay: chex.Numeric = 0.998) -> Controller:
+    """The learning rate falls by a factor in every round, `eta_r = eta_0 decay^(r-1)`.
+
+    The papers of FedACG and GHBM search over such factors: 0.995, 0.998 and 1, or 0.999 and more.
+
+    Args:
+      initial_rate: eta_0 > 0.
+      decay: the factor, in (0, 1].
+
+    Returns:
+      A `Controller` for `fo.scheduled`.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> controller = fo.controllers.rate_exponential(0.1, decay=0.5)
+      >>> [round(float(controller.value(controller.init(), t)), 6) for t in (0, 1, 3)]
+      [0.1, 0.05, 0.0125]
+    """
+    decay = checks.number("decay", decay, low=0.0, high=1.0, open_low=True)
+    return _of_rate(Controller(_nothing, _unchanged, Partial(_power, decay)), initial_rate)
 
 
 def steps_by_error(initial_steps: chex.Numeric, window: int = 100) -> Controller:
@@ -275,6 +299,12 @@ def _steps(signal, initial, state, round_number):
 def _rate(signal, initial, state, round_number):
     share = signal(jnp.sqrt, state, round_number)
     return jnp.asarray(initial, share.dtype) * share
+
+
+def _power(decay, root, state, round_number):
+    del root, state
+    decay = jnp.asarray(decay, jnp.result_type(float))
+    return decay ** jnp.asarray(round_number, decay.dtype)
 
 
 def _of_round(root, state, round_number):

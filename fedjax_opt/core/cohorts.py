@@ -1,6 +1,7 @@
 """Who takes part in a round. A sampler is a pure function of key and round: it keeps no state."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -37,7 +38,7 @@ class _Failures(NamedTuple):
     slowest: Number
 
 
-@struct("size", "population", "least_population", "falls_short")
+@struct("size", "population", "least_population", "falls_short", "asked")
 class Sampler:
     """How a cohort is drawn.
 
@@ -51,6 +52,8 @@ class Sampler:
       punctual: whether clients meet a deadline, one for all or one per client `[N]`: who does not is
         asked in vain. None without a deadline.
       failures: what `unreliable` was told, once for each time that it was called.
+      asked: how many are drawn, of whom the first S to report are the cohort; None for S.
+      seconds: how long a client takes for a round, where it matters who is first `[N]`.
 
     Example:
       >>> import fedjax_opt as fo
@@ -65,6 +68,8 @@ class Sampler:
     falls_short: bool = False
     punctual: chex.Array | None = None
     failures: tuple[_Failures, ...] = ()
+    asked: int | None = None
+    seconds: chex.Array | None = None
 
     def __post_init__(self) -> None:
         put(self, function=as_partial(self.function))
@@ -78,7 +83,7 @@ class Sampler:
 
     def outcome(self, key: chex.PRNGKey, round_number: Number, num_clients: Number) -> Draw:
         """All that is drawn for a round."""
-        ids, done = self.function(self.size, key, round_number, num_clients)
+        ids, done = self.function(self.asked or self.size, key, round_number, num_clients)
         asked, late = jnp.where(done.astype(bool), ids, -1), False
         for depth, failures in enumerate(self.failures):
             # Apart from the stream that drew the cohort: who is asked does not depend on who answers.
@@ -88,7 +93,13 @@ class Sampler:
         if self.punctual is not None:
             late = jnp.broadcast_to(~_of_clients(self.punctual, ids), ids.shape)
             done = jnp.where(late, jnp.zeros_like(done), done)
-        return Draw(ids, done, asked, late)
+        drawn = Draw(ids, done, asked, late)
+        if self.seconds is None:
+            return drawn
+        needed = jnp.where(done.astype(bool), _of_clients(self.seconds, ids), jnp.inf)
+        # Stable: whoever was drawn first is first among equals.
+        first = jnp.argsort(needed)[: self.size]
+        return jax.tree.map(lambda x: x[first] if jnp.ndim(x) else x, drawn)
 
 
 def uniform(size: int) -> Sampler:
@@ -248,6 +259,62 @@ def unreliable(
         raise ValueError(f"slowest must be a number, got shape {np.shape(slowest)}.")
     failures = (*sampler.failures, _Failures(chances[0], chances[1], slowest))
     return dataclasses.replace(sampler, population=population, falls_short=True, failures=failures)
+
+
+def first_to_report(sampler: Sampler, size: int | float, seconds: Values) -> Sampler:
+    """The first S of those whom a sampler asks: the round ends once so many have reported.
+
+    Who drops out or misses a deadline never reports, wherever that is said; where fewer than S are left,
+    the remaining slots stay empty. The others' work is lost, and is not simulated: the cohort, C and the
+    costs are those of the S. Slow clients are rarely among them, so what they know hardly reaches the
+    model.
+
+    Args:
+      sampler: who is asked, S' clients.
+      size: S, from 1 to S'; or below 1 the share of those asked, rounded up.
+      seconds: how long each client takes for a round `[N]`, such as `costs.client_seconds` returns. A
+        client that finishes only some of its steps takes no less.
+
+    Example:
+      Six are asked, the first half of them is waited for:
+
+      >>> import jax
+      >>> import fedjax_opt as fo
+      >>> fleet = fo.costs.devices(20.0, 5.0, [9.0, 0.1, 0.3, 9.0, 0.2, 9.0])
+      >>> seconds = fo.costs.client_seconds(fleet, num_steps=2, megabits_down=4.0, megabits_up=4.0)
+      >>> sampler = fo.cohorts.first_to_report(fo.cohorts.uniform(6), 0.5, seconds)
+      >>> sampler.draw(jax.random.key(0), 0, 6)[0].tolist()
+      [1, 4, 2]
+
+    Reference:
+      Mills, Hu, Min. Multi-task federated learning for personalised deep neural networks in edge
+      computing. IEEE Transactions on Parallel and Distributed Systems, 2022. Section 3.
+    """
+    if not isinstance(sampler, Sampler):
+        raise ValueError(f"sampler must be a Sampler of fedjax_opt.cohorts, got {sampler!r}.")
+    if sampler.seconds is not None:
+        raise ValueError("sampler must not be one of first_to_report already: a round has one end.")
+    if isinstance(size, float) and 0 < size < 1:
+        # Rounding up what rounding has pushed above a whole number would ask for one too many.
+        size = math.ceil(size * sampler.size * (1 - 1e-12))
+    size = checks.integer("size", size, low=1, high=sampler.size)
+    seconds = jnp.asarray(seconds, jnp.result_type(float))
+    if seconds.ndim != 1 or sampler.population not in (None, seconds.shape[0]):
+        count = "N" if sampler.population is None else f"N={sampler.population}"
+        raise ValueError(f"seconds must be one per client [{count}], got shape {seconds.shape}.")
+    if sampler.size > seconds.shape[0]:
+        raise ValueError(
+            f"sampler must ask at most all {seconds.shape[0]} clients that seconds has, got"
+            f" {sampler.size}."
+        )
+    checks.number("seconds", seconds, low=0.0)
+    return dataclasses.replace(
+        sampler,
+        size=size,
+        population=seconds.shape[0],
+        asked=sampler.size,
+        seconds=seconds,
+    )
 
 
 def _finished(failures: _Failures, key, ids, done):

@@ -229,6 +229,7 @@ _RULES = {
     "eta-rounds": controllers.rate_by_rounds,
     "eta-error": controllers.rate_by_error,
     "eta-step": controllers.rate_on_plateau,
+    "eta-exponential": controllers.rate_exponential,
     "K-theory": controllers.theory,
 }
 _STARTS = ("initial_steps", "initial_rate", "value")

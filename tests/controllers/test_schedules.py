@@ -15,6 +15,9 @@ from tests.core.problems import MODEL, ragged, start_at
 DATA = ragged([4, 7, 5, 6, 8])
 K0, ETA0, WINDOW, PATIENCE, ROUNDS = 40, 0.01, 4, 2, 24
 SCHEDULES = fo.controllers.paper_schedules(K0, ETA0, window=WINDOW, patience=PATIENCE, every=2)
+SCHEDULES["eta-exponential"] = fo.controllers.Schedule(
+    fo.controllers.constant(K0), fo.controllers.rate_exponential(ETA0, decay=0.9)
+)
 
 
 def build(eta):
@@ -66,13 +69,14 @@ def expected(name, history):
         "eta-rounds": ETA0 / np.sqrt(r),
         "eta-error": ETA0 * np.sqrt(ratios),
         "eta-step": np.where(dropped, ETA0 / 10, ETA0),
+        "eta-exponential": ETA0 * 0.9 ** (r - 1),
     }.get(name, np.full(ROUNDS, ETA0))
     return steps, rates
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_each_of_the_eight_is_its_formula(name):
+def test_each_is_its_formula(name):
     history = run(SCHEDULES[name]).history
     steps, rates = expected(name, history)
     np.testing.assert_array_equal(history.num_steps, np.tile(steps[:, None], 3))

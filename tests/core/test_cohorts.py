@@ -163,9 +163,66 @@ def test_nobody_may_be_available():
     assert not present.any()
 
 
+def test_the_first_to_report_are_the_fastest_of_those_asked():
+    seconds = np.random.default_rng(0).permutation(8).astype(float)
+    asked, _ = draws(fo.cohorts.uniform(5), 8, 500)
+    for size in (1, 3, 5, 0.5):
+        ids, present = draws(
+            fo.cohorts.first_to_report(fo.cohorts.uniform(5), size, seconds), 8, 500
+        )
+        kept = 3 if size == 0.5 else size
+        assert present.all() and ids.shape == (500, kept)
+        for ours, all_asked in zip(ids, asked, strict=True):
+            assert list(ours) == sorted(all_asked, key=lambda i: seconds[i])[:kept]
+
+
+def test_who_never_reports_is_not_waited_for_whatever_the_order_of_the_wrappers():
+    seconds = np.arange(8.0)
+    lost = np.where(np.arange(8) < 4, 1.0, 0.0)
+    inside = fo.cohorts.first_to_report(
+        fo.cohorts.unreliable(fo.cohorts.uniform(7), lost), 4, seconds
+    )
+    outside = fo.cohorts.unreliable(
+        fo.cohorts.first_to_report(fo.cohorts.uniform(7), 4, seconds), lost
+    )
+    ids, done = draws(inside, 8, 300)
+    for found, same in zip(draws(outside, 8, 300), (ids, done), strict=True):
+        np.testing.assert_array_equal(found, same)
+    # Of seven, three or four have not dropped out; the slot that is left stays empty.
+    assert set(done.sum(1)) == {3, 4}
+    assert np.all(ids[done > 0] >= 4)
+    assert np.all(np.diff(np.where(done > 0, ids, 99), axis=1) >= 0)
+
+
+def test_a_run_with_the_first_to_report_is_one_with_a_cohort_of_their_number():
+    model, data, _ = fo.data.quadratics(num_clients=6, dimension=2)
+    seconds = np.array([3.0, 1.0, 5.0, 0.0, 4.0, 2.0])
+    sampler = fo.cohorts.first_to_report(fo.cohorts.uniform(6), 3, seconds)
+    federation = fo.Federation(model, data, cohort=sampler, local_steps=2, batch_size=1)
+    algorithm = fo.localghbm(fo.optimizers.sgd(0.1))
+    run = fo.run_rounds(algorithm, federation, fo.init_state(algorithm, federation), 3)
+    np.testing.assert_array_equal(run.history.cohort, [[3, 1, 5]] * 3)
+    np.testing.assert_array_equal(run.history.num_steps, [[2] * 3] * 3)
+
+
+def _first(size=2, seconds=(1.0, 2.0, 3.0), sampler=None):
+    return fo.cohorts.first_to_report(sampler or fo.cohorts.uniform(3), size, np.array(seconds))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: _first(size=4), "size must be a whole number from 1 to 3, got 4"),
+        (lambda: _first(size=1.5), r"size must be a whole number from 1 to 3, got 1\.5"),
+        (lambda: _first(seconds=2.0), r"seconds must be one per client \[N\], got shape \(\)"),
+        (lambda: _first(seconds=(1.0, 2.0)), "sampler must ask at most all 2 clients .* got 3"),
+        (lambda: _first(seconds=(1.0, -2.0, 1.0)), r"seconds must lie in \[0\.0"),
+        (lambda: _first(sampler=_first()), "sampler must not be one of first_to_report already"),
+        (
+            lambda: _first(1, sampler=fo.cohorts.weighted(1, [1, 1])),
+            r"seconds must be one .* \[N=2\]",
+        ),
+        (lambda: fo.cohorts.first_to_report(3, 2, [1.0]), "sampler must be a Sampler"),
         (lambda: fo.cohorts.uniform(0), "size must be .*at least 1, got 0"),
         (lambda: fo.cohorts.uniform(2.0), r"size must be a whole number .* got 2\.0"),
         (lambda: fo.cohorts.cyclic(-1), "size must be .*at least 1, got -1"),
