@@ -5,8 +5,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fedjax_opt.core import Federation, Sampler
-from fedjax_opt.experiments.config import Experiment, check, parse_member
-from fedjax_opt.experiments.experiment import DRIFT
+from fedjax_opt.experiments.experiment import DRIFT, Experiment, check, parse_member
 from fedjax_opt.experiments.specs import Spec, parse
 
 #: What the papers' numbers are called in tables.

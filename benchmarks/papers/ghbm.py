@@ -118,7 +118,7 @@ def _figure_3(leaf: str) -> list[Part]:
 
 def _table_9(leaf: str) -> list[Part]:
     del leaf
-    made = _cifar("cifar100", "resnet20", 0.0, ("fedcm", "ghbm"))._replace(cohort_size=None)
+    made = _cifar("cifar100", "resnet20", 0.0, ("fedcm", "ghbm")).replace(cohort_size=None)
     return _participation("", made, 10)
 
 

@@ -7,9 +7,8 @@ import tomllib
 from typing import Any
 
 from fedjax_opt.cli import units
-from fedjax_opt.experiments.config import KEYS, Experiment, from_options, from_toml, to_options
-from fedjax_opt.experiments.experiment import DRIFT
-from fedjax_opt.experiments.keys import show
+from fedjax_opt.experiments.config import from_options, from_toml, help_of, shown, to_options
+from fedjax_opt.experiments.experiment import DEFAULTS, DRIFT, FIELDS, Experiment
 from fedjax_opt.experiments.names import KINDS, WORD, WORDS
 from fedjax_opt.experiments.specs import Spec, parse_value
 
@@ -31,7 +30,7 @@ _GRID = (
 
 def add_options(parser: argparse.ArgumentParser, command: str) -> None:
     """Adds what says what to run, where results go, and what devices to imagine."""
-    parser.add_argument("task", nargs="?", metavar="TASK", help=KEYS["task"].help)
+    parser.add_argument("task", nargs="?", metavar="TASK", help=_help("task"))
     parser.add_argument("algorithms", nargs="*", metavar="ALGORITHM", help=_help("algorithms"))
     own = parser.add_argument_group("own data (then every word is an algorithm)")
     own.add_argument(
@@ -47,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
         help="package.module:function that returns a Federation, or any task with its arguments",
     )  # fmt: skip
     described = parser.add_argument_group("what is run (in a file: the same names with _ for -)")
-    for name in KEYS:
+    for name in FIELDS:
         if name not in (*_POSITIONAL, *_RATES):
             described.add_argument(
                 _flag(name),
@@ -130,22 +129,20 @@ def _flag(name: str) -> str:
 def _help(name: str) -> str:
     if name == "grid":
         return _GRID
-    key = KEYS[name]
-    choices = f" Choices: {', '.join(key.choices)}." if key.choices else ""
-    return f"{key.help}{choices}".replace("%", "%%")
+    return help_of(name).replace("%", "%%")
 
 
 def _default(command: str, name: str) -> str:
     """What an option is where it is left out; a key whose default is None says so itself."""
-    value = _DEFAULTS.get(command, {}).get(name, Experiment._field_defaults[name])
-    return f" (default: {show(value)[0]})" if value or value == 0 else ""
+    value = _DEFAULTS.get(command, {}).get(name, DEFAULTS[name])
+    return f" (default: {shown(value)[0]})" if value or value == 0 else ""
 
 
 def read_experiment(options: argparse.Namespace) -> Experiment:
     """What the flags say, or the file, or both."""
     texts = {
         name: value
-        for name in KEYS
+        for name in FIELDS
         if name not in _POSITIONAL and (value := getattr(options, f"key_{name}")) is not None
     }
     for name in _RATES.keys() & texts.keys():
@@ -173,7 +170,7 @@ def command_line(command: str, experiment: Experiment, output: Any = None) -> st
     """The command that runs an experiment."""
     texts = to_options(experiment)
     for name in _DEFAULTS.get(command, {}):  # which another value, or none, takes the place of
-        texts[name] = show(getattr(experiment, name))
+        texts[name] = shown(getattr(experiment, name))
     words = ["fedjax-opt", command, *texts.pop("task"), *texts.pop("algorithms")]
     for name, values in texts.items():
         for value in values:

@@ -28,7 +28,8 @@ from fedjax_opt.cli.files import new_directory
 from fedjax_opt.cli.tables import print_paragraph
 from fedjax_opt.experiments import playing
 from fedjax_opt.experiments.comparing import facts
-from fedjax_opt.experiments.config import Experiment, to_toml
+from fedjax_opt.experiments.config import to_toml
+from fedjax_opt.experiments.experiment import Experiment
 from fedjax_opt.experiments.names import load_task
 from fedjax_opt.experiments.playing import sources_of
 

@@ -5,13 +5,13 @@ from fedjax_opt.experiments.comparing import compare as compare
 from fedjax_opt.experiments.comparing import sweep as sweep
 from fedjax_opt.experiments.comparison import Comparison as Comparison
 from fedjax_opt.experiments.comparison import read as read
-from fedjax_opt.experiments.config import Experiment as Experiment
-from fedjax_opt.experiments.config import Member as Member
 from fedjax_opt.experiments.config import from_options as from_options
 from fedjax_opt.experiments.config import from_toml as from_toml
-from fedjax_opt.experiments.config import parse_member as parse_member
 from fedjax_opt.experiments.config import to_options as to_options
 from fedjax_opt.experiments.config import to_toml as to_toml
+from fedjax_opt.experiments.experiment import Experiment as Experiment
+from fedjax_opt.experiments.experiment import Member as Member
+from fedjax_opt.experiments.experiment import parse_member as parse_member
 from fedjax_opt.experiments.names import build as build
 from fedjax_opt.experiments.names import build_controller as build_controller
 from fedjax_opt.experiments.names import load_task as load_task

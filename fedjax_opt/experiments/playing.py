@@ -13,11 +13,15 @@ from jax.tree_util import Partial
 from fedjax_opt.core import Algorithm, Controller, Federation, checks, epochs, scheduled
 from fedjax_opt.core.algorithm import Scheduled
 from fedjax_opt.core.federation import Epochs
-from fedjax_opt.experiments.checking import with_suggestions
 from fedjax_opt.experiments.comparing import Source, compare
 from fedjax_opt.experiments.comparison import Comparison
 from fedjax_opt.experiments.config import to_toml
-from fedjax_opt.experiments.experiment import SETTINGS, Experiment, Member
+from fedjax_opt.experiments.experiment import (
+    SETTINGS,
+    Experiment,
+    Member,
+    with_suggestions,
+)
 from fedjax_opt.experiments.names import (
     WATCHING,
     build_controller,
@@ -176,7 +180,7 @@ def settled(experiment: Experiment, federation: Federation) -> tuple[Experiment,
         if experiment.validation is None and federation.validation is None:
             changes["validation"] = 0.2
             said.append("the best chosen on a fifth of each client's training examples")
-    return experiment._replace(**changes), [f"Not said, so: {'; '.join(said)}."] if said else []
+    return experiment.replace(**changes), [f"Not said, so: {'; '.join(said)}."] if said else []
 
 
 def sources_of(experiment: Experiment, task: Loaded) -> dict[str, str]:

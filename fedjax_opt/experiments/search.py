@@ -1,6 +1,7 @@
 """Points to try: all combinations of a grid, or random ones."""
 
 import itertools
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,6 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_opt.core import checks
+
+_NUMBER = r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*"
+RANGE = re.compile(rf"\s*(uniform|loguniform)\({_NUMBER},{_NUMBER}\)\s*", re.ASCII)
 
 
 class Range(NamedTuple):
@@ -27,6 +31,21 @@ class Range(NamedTuple):
     low: float
     high: float
     logarithmic: bool = False
+
+    def __str__(self) -> str:
+        """The text that `parse_range` reads."""
+        kind = "loguniform" if self.logarithmic else "uniform"
+        return f"{kind}({float(self.low)!r}, {float(self.high)!r})"
+
+
+def parse_range(text: str) -> Range:
+    """Reads a range."""
+    match = RANGE.fullmatch(text)
+    if not match:
+        raise ValueError(
+            f"A range is written uniform(low, high) or loguniform(low, high), got {text!r}."
+        )
+    return Range(float(match[2]), float(match[3]), logarithmic=match[1] == "loguniform")
 
 
 def expand(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

@@ -10,21 +10,17 @@ from hypothesis import strategies as st
 
 import fedjax_opt as fo
 from fedjax_opt.experiments import results
-from fedjax_opt.experiments.checking import with_suggestions
-from fedjax_opt.experiments.config import (
-    KEYS,
+from fedjax_opt.experiments.config import from_options, from_toml, to_options, to_toml
+from fedjax_opt.experiments.experiment import (
+    FIELDS,
     Experiment,
     Member,
-    Range,
     check,
-    from_options,
-    from_toml,
     parse_member,
-    parse_range,
-    to_options,
-    to_toml,
+    with_suggestions,
 )
 from fedjax_opt.experiments.points import grids_of
+from fedjax_opt.experiments.search import Range, parse_range
 from fedjax_opt.experiments.specs import Spec, parse
 
 MEMBERS = (
@@ -108,7 +104,7 @@ def experiments(draw):
 
 def looks(experiment):
     """What an experiment looks like: 1, 1.0 and True are equal, and should stay what they are."""
-    return repr(experiment._replace(grid=dict(experiment.grid)))
+    return repr(experiment.replace(grid=dict(experiment.grid)))
 
 
 @settings(max_examples=60)
@@ -128,14 +124,13 @@ def test_options_round_trip(experiment):
 def test_a_file_explains_every_key():
     text = to_toml(Experiment(Spec("digits"), (parse_member("fedavg"),)))
     lines = text.splitlines()
-    for name in Experiment._fields:
+    for name in FIELDS:
         (at,) = [
             i
             for i, line in enumerate(lines)
             if line.lstrip("# [").startswith((f"{name} =", f"{name}]"))
         ]
         assert lines[at - 1].startswith("# ")
-    assert set(KEYS) == set(Experiment._fields)
     assert tomllib.loads(text)["algorithms"] == ["fedavg"]
 
 
@@ -247,7 +242,7 @@ def test_options_in_the_words_of_a_command():
 def test_options_change_what_a_file_says():
     base = from_toml('task = "digits"\nalgorithms = ["fedavg"]\nlocal_epochs = 2\nrounds = 9')
     changed = from_options({"local_steps": ["5"], "seeds": ["3"]}, base)
-    assert changed == base._replace(local_steps=5, local_epochs=None, seeds=(3,))
+    assert changed == base.replace(local_steps=5, local_epochs=None, seeds=(3,))
     with pytest.raises(ValueError, match="rounds must be a whole number of at least 1, got 0"):
         from_options({"rounds": ["0"]}, base)
 
@@ -277,7 +272,7 @@ def test_options_that_are_refused(options, message):
 # --- files that are refused ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("name", FIELDS)
 @pytest.mark.parametrize("wrong", ["1979-05-27", "[1979-05-27]", "{a = 1979-05-27}", "[[true]]"])
 def test_a_wrong_type_is_named_by_its_key(name, wrong):
     lines = {"task": '"digits"', "algorithms": '["fedavg"]', name: wrong}
@@ -374,6 +369,6 @@ def test_labels_of_values_are_checked():
     experiment = Experiment(Spec("digits"), (Member("a:b", Spec("fedavg")),))
     with pytest.raises(ValueError, match="A label is made of letters"):
         check(experiment)
-    seeds = experiment._replace(algorithms=(parse_member("fedavg"),), seeds=(np.int64(3),))
+    seeds = experiment.replace(algorithms=(parse_member("fedavg"),), seeds=(np.int64(3),))
     assert check(seeds).seeds == (3,)
     assert from_toml(to_toml(seeds)).seeds == (3,)

@@ -276,7 +276,7 @@ def test_what_a_task_suggests_takes_the_place_of_a_bare_name():
     ]
     assert ex.from_toml(ex.to_toml(made)) == made
     digits = fo.tasks.digits(num_clients=6)
-    trials = set_up(made._replace(task=parse("digits(num_clients=6)")), digits).trials
+    trials = set_up(made.replace(task=parse("digits(num_clients=6)")), digits).trials
     built = {(t.label, *t.point.values()): t.algorithm for t in trials}
     leaves = set(jax.tree.leaves(built["fedavg", 0.01, 0.5]))
     assert {0.1, 0.01, 0.5, 10.0} <= leaves
