@@ -19,7 +19,6 @@ from jax.extend import core
 
 from fedjax_opt.core.struct import changed, struct
 
-_NO_NAMES = core.DebugInfo("low_rank", "an equation", None, None)
 # The axis of A and B that they share, where others are named by the axis of W that they are.
 _RANK = -1
 
@@ -159,14 +158,13 @@ def _interpret(jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Any], pr
 
 
 def _bound(equation, values):
-    """The equation as JAX computes it: a program of one."""
-    given = {
-        variable: value
-        for variable, value in zip(equation.invars, values, strict=True)
-        if not isinstance(variable, core.Literal)
-    }
-    one = core.Jaxpr((), list(given), equation.outvars, [equation], equation.effects, _NO_NAMES)
-    return core.jaxpr_as_fun(core.ClosedJaxpr(one, ()))(*given.values())
+    """The equation as JAX computes it."""
+    found = equation.primitive.get_bind_params(equation.params)
+    # In older versions of JAX functions, which come first, are apart from the rest.
+    functions, params = found if isinstance(found, tuple) else ((), found)
+    with equation.ctx.manager:
+        results = equation.primitive.bind(*functions, *values, **params)
+    return results if equation.primitive.multiple_results else [results]
 
 
 def _dot(equation, values, product):

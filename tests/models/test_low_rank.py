@@ -1,6 +1,10 @@
 """x W + (x A) B in programs of every library: the numbers of merged weights, and none of their size."""
 
+import os
+import pathlib
 import re
+import subprocess
+import sys
 
 import equinox as eqx
 import flax.linen as nn
@@ -19,6 +23,7 @@ BATCH = {
     "y": RNG.integers(5, size=3).astype(np.int32),
 }
 CLIENTS = 29
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class Recurrent(nn.Module):
@@ -203,3 +208,15 @@ def test_adapters_compose(library):
     assert sizes["scaffold"] == 2 * (sizes["plain"] - state) + state
     assert sizes["private"] == 4 * adapter.b.size + state
     assert sizes["coded"] < sizes["plain"]
+
+
+def test_devices_sum_the_adapters_alone_and_hold_the_base_once():
+    """The benchmark, which asserts it of the compiled program of 8 devices, on a small transformer."""
+    finished = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "lora.py", "--width", "64", "--layers", "1"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert finished.returncode == 0, finished.stderr
