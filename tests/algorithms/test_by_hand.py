@@ -1,7 +1,5 @@
 """What algorithms and wrappers do in a round, by hand, on linear regression."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,32 +25,6 @@ def _play(algorithm, params, rounds, model=MODEL, **keywords):
     return helpers.play(algorithm, model, params, rounds, **counts, **keywords)[0]
 
 
-# Limits that are no equality in every round -----------------------------------------------------
-
-
-def test_ghbm_with_tau_one_and_one_step_is_the_heavy_ball():
-    """x+ = x - eta grad + beta (x_t - x_{t-1}), with everyone in every round."""
-    params, rounds = _problem(size=NUM_CLIENTS, rounds=5)
-    rounds = helpers.equal_steps(rounds, 1)
-    states = _play(fo.ghbm(opt.sgd(LR), 1, 0.6), params, rounds)
-    previous = now = params["w"]
-    for rnd, state in zip(rounds, states[1:], strict=True):
-        gradients = [helpers.linear({"w": now}, *batches[0])[1]["w"] for batches in rnd["batches"]]
-        gradient = np.average(gradients, axis=0, weights=rnd["weights"])
-        previous, now = now, now - LR * gradient + 0.6 * (now - previous)
-        helpers.assert_close(state.variables.params["w"], now, 1e-12)
-
-
-def test_ghbm_is_fedavg_until_tau_rounds_are_over():
-    """Whatever beta is: there is no model of tau rounds ago."""
-    params, rounds = _problem(rounds=5)
-    expected = _play(fo.fedavg(opt.sgd(LR)), params, rounds)
-    states = _play(fo.ghbm(opt.sgd(LR), 3, 0.9), params, rounds)
-    for t in range(4):
-        helpers.assert_close(states[t].variables, expected[t].variables, 1e-12)
-    assert helpers.distance(states[4].variables, expected[4].variables) > 1e-3
-
-
 def test_dsgd_is_fedavg_on_the_larger_minibatch():
     """All gradients are taken at the global model, and one step along their mean."""
     params, rounds = _problem()
@@ -64,60 +36,6 @@ def test_dsgd_is_fedavg_on_the_larger_minibatch():
     expected = _play(fo.fedavg(opt.sgd(LR)), params, merged)
     states = _play(fo.dsgd(opt.sgd(LR)), params, rounds)
     helpers.assert_close(states[-1].variables, expected[-1].variables, 1e-12)
-
-
-CONTROLLED = {
-    "scaffold-1": fo.scaffold(opt.sgd(LR), 1),
-    "scaffold-2": fo.scaffold(opt.sgd(LR), 2),
-    "scaffold_m, beta = 1": fo.scaffold_m(opt.sgd(LR), 1.0),
-}
-
-
-@pytest.mark.parametrize("name", CONTROLLED)
-def test_scaffold_with_identical_clients_is_fedavg(name):
-    """Everyone takes part, with the same data and minibatches: all c_i are c, and cancel."""
-    algorithm = CONTROLLED[name]
-    params, rounds = _problem(size=NUM_CLIENTS)
-    same = [
-        {**rnd, "batches": rnd["batches"][:1] * NUM_CLIENTS, "full": rnd["full"][:1] * NUM_CLIENTS}
-        for rnd in rounds
-    ]
-    expected = _play(fo.fedavg(opt.sgd(LR)), params, same)
-    states = _play(algorithm, params, same)
-    helpers.assert_close(states[-1].variables, expected[-1].variables, 1e-12)
-    assert helpers.distance(states[-1].server.control, states[0].server.control) > 1e-3
-    different = _play(algorithm, params, rounds)
-    plain = _play(fo.fedavg(opt.sgd(LR)), params, rounds)
-    assert helpers.distance(different[-1].variables, plain[-1].variables) > 1e-3
-
-
-def test_fedgbo_sgdm_keeps_the_normalised_displacement_as_its_momentum():
-    """T(I(.)) collapses to m+ = (x - x+) / (eta K), which is FedCM's direction."""
-    params, rounds = _problem()
-    states = _play(fo.fedgbo(opt.sgdm(LR, 0.9)), params, helpers.equal_steps(rounds, 2))
-    for before, after in itertools.pairwise(states):
-        moved = jax.tree.map(
-            lambda a, b: (a - b) / (LR * 2), before.variables.params, after.variables.params
-        )
-        helpers.assert_close(after.server.optimizer.m, moved, 1e-12)
-
-
-def test_feddc_without_penalty_is_scaffold_whose_server_adds_the_drift():
-    """From the same model and controls it makes SCAFFOLD's round, and then adds h to the mean."""
-    params, rounds = _problem()
-    scaffold = fo.scaffold(opt.sgd(LR))
-    states = _play(fo.feddc(opt.sgd(LR), 0.0), params, rounds)
-    by_hand = fo.first_state(scaffold, params, NUM_CLIENTS)
-    for rnd, ours in zip(rounds, states[1:], strict=True):
-        by_hand = _play(scaffold, params, [rnd], state=by_hand)[-1]
-        helpers.assert_close(ours.server.control, by_hand.server.control, 1e-12)
-        # Without a penalty clients keep -c_i.
-        controls = jax.tree.map(jnp.negative, ours.clients.correction)
-        helpers.assert_close(controls, by_hand.clients.control, 1e-12)
-        moved = jax.tree.map(jnp.add, by_hand.variables.params, ours.server.drift)
-        helpers.assert_close(ours.variables.params, moved, 1e-12)
-        assert helpers.distance(ours.variables, by_hand.variables) > 1e-3
-        by_hand = by_hand._replace(server=by_hand.server._replace(variables=ours.variables))
 
 
 # Wrappers by hand -----------------------------------------------------------------------------

@@ -245,9 +245,13 @@ def _check_clients(states, oracle, params):
             helpers.assert_close(own, oracle[name].get(client, initial), 1e-12)
 
 
-@pytest.mark.slow  # with other versions of jax, the published trajectories are enough
 @pytest.mark.parametrize(
-    ("name", "model"), [(name, model) for name, case in CASES.items() for model in case.models]
+    ("name", "model"),
+    [
+        pytest.param(name, model, marks=[] if model == case.models[-1] else pytest.mark.slow)
+        for name, case in CASES.items()
+        for model in case.models
+    ],
 )
 @helpers.examples(8)
 @given(seed=st.integers(0, 2**32 - 1), hyper=HYPERPARAMETERS, late=st.booleans())

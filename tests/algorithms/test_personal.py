@@ -87,55 +87,6 @@ def test_fine_tuning_is_how_the_published_code_measures_per_fedavg():
         params = recorded["params"]
 
 
-# Per-FedAvg: identities -----------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_without_adaptation_every_form_is_fedavg_on_the_second_part():
-    params, rounds = _problem(1)
-    for hessian in FORMS:
-        count = 2 if hessian == "first_order" else 3
-        second = [
-            {**r, "batches": [[oracle._parts(b, count)[1] for b in own] for own in r["batches"]]}
-            for r in rounds
-        ]
-        states, _ = _play(fo.per_fedavg(opt.sgd(LR), 0.0, hessian), params, rounds)
-        entries = ref.fedavg(params, second, ref.mlp, lr=LR)
-        helpers.assert_close(states[-1].variables.params, entries[-1]["params"], 1e-12)
-
-
-def _repeated(rounds, parts=3):
-    """Rounds of one step whose minibatch is the same rows in every part; one client has all weight."""
-
-    def same(batch):
-        return tuple(np.concatenate([a[: BATCH // parts]] * parts) for a in batch)
-
-    return [
-        {**rnd, "batches": [[same(own[0])] for own in rnd["batches"]], "weights": [1.0, 0.0, 0.0]}
-        for rnd in rounds
-    ]
-
-
-@pytest.mark.slow
-def test_the_exact_form_descends_the_loss_after_adaptation():
-    """With b1 = b2 = b3 it is a step along the gradient of f(y - alpha f'(y)), which JAX knows too."""
-    params, rounds = _problem(2, rounds=1)
-    (rnd,) = _repeated(rounds)
-    x, y = rnd["batches"][0][0]
-    batch = {"x": x[: BATCH // 3], "y": y[: BATCH // 3]}
-
-    def loss(p):
-        return MLP.loss(fo.Variables(p), batch, None)[0]
-
-    def after_adaptation(p):
-        return loss(jax.tree.map(lambda p, g: p - ALPHA * g, p, jax.grad(loss)(p)))
-
-    gradient = jax.jit(jax.grad(after_adaptation))(params)
-    expected = jax.tree.map(lambda p, g: p - LR * g, params, gradient)
-    states, _ = _play(fo.per_fedavg(opt.sgd(LR), ALPHA, "exact"), params, [rnd])
-    helpers.assert_close(states[-1].variables.params, expected, 1e-12)
-
-
 @pytest.mark.slow
 def test_the_hessian_free_form_is_off_by_the_square_of_its_step():
     """Half the step, a quarter of the distance to the exact form; first order is farther away."""
@@ -333,13 +284,6 @@ def test_a_batch_that_cannot_be_parted_is_refused(hessian, count):
         _limit(fo.per_fedavg(opt.sgd(LR), ALPHA, hessian), 1, batch_size=5)
 
 
-@pytest.mark.parametrize("hessian", FORMS)
-def test_per_fedavg_costs_what_fedavg_does(hessian):
-    variables = fo.Variables({"w": jnp.zeros(100)})
-    found = fo.costs.of(fo.per_fedavg(opt.sgd(LR), ALPHA, hessian), variables)
-    assert found == fo.costs.of(fo.fedavg(opt.sgd(LR)), variables)
-
-
 @pytest.mark.parametrize("hessian", ["hessian_free", "exact"])
 def test_a_step_in_float32(hessian):
     """It stays float32 with x64 on, and is the float64 one up to its precision."""
@@ -409,23 +353,6 @@ def test_theta_is_the_prox_point_and_the_model_minimises_the_envelopes():
         a, b = DATA[client]["A"][0], DATA[client]["b"][0]
         prox = np.linalg.solve(a + LAMBDA * np.eye(3), a @ b + LAMBDA * x)
         helpers.assert_close(own(client).params["x"], prox, 1e-10)
-
-
-@pytest.mark.slow
-def test_pfedme_without_regularisation_trains_everyone_from_a_model_that_stays():
-    """theta sees each minibatch three times, and its optimiser's statistics go on in a round."""
-    params, rounds = _problem(9, model="linear", cohorts=[[0, 1, 2], [2, 3, 4]])
-    algorithm = fo.pfedme(opt.sgdm(LR, 0.6), 0.0, 0.5, 3)
-    states, _ = _play(algorithm, params, rounds, helpers.LINEAR)
-    helpers.assert_same_bits(states[0].variables, states[-1].variables)
-    own = fo.personal_variables(algorithm, states[-1])
-    for rnd in rounds:
-        repeated = [[b for b in batches for _ in range(3)] for batches in rnd["batches"]]
-        alone = {**rnd, "batches": repeated}
-        (entry,) = oracle.independent(params, [alone], helpers.linear, lr=LR, beta=0.6)
-        for client, model in entry["personal"].items():
-            if client != 2 or rnd is rounds[-1]:
-                helpers.assert_close(own(client).params, model, 1e-12)
 
 
 def test_batch_statistics_of_pfedme_follow_theta_and_are_uploaded():

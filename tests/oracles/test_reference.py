@@ -132,6 +132,7 @@ def test_trajectory_files_name_their_sources_and_start_at_the_problem():
             assert [entry["clients"] for entry in trajectory["rounds"]] == schedule
             found.add(name)
     assert {path.stem for path in ref.TRAJECTORIES.glob("*.json")} == found | {"problem"}
+    assert found == set(CASES) | {name for name in found if name.startswith("mtfl")}
 
 
 # Gradients ------------------------------------------------------------------------------------
