@@ -60,10 +60,10 @@ def others_of(fo: Any) -> dict[str, Any]:
         "adaptive-fedopt": lambda lr: fo.adaptive_fedopt(opt.sgd(lr), opt.adam(0.1, eps=0.1)),
         "per-fedavg": lambda lr: fo.per_fedavg(opt.sgd(lr), 0.1),
         "independent": lambda lr: fo.independent(opt.sgd(lr)),
-        "ce-fedavg": lambda lr: fo.ce_fedavg(opt.adam(lr, 0.7, 0.9, 0.1), 0.5),
+        "ce-fedavg": lambda lr: fo.ce_fedavg(opt.adam(lr, 0.7, 0.9, 0.1, 0.0), 0.5),
         "compressed-fedavg": lambda lr: fo.compressed_fedavg(opt.sgd(lr), 0.5),
         "noisy-codec": lambda lr: fo.compressed(
-            fo.fedavg(opt.sgd(lr)), codecs.random_k(0.5), error_feedback=True
+            fo.fedavg(opt.sgd(lr)), codecs.random_k(sparsity=0.5), error_feedback=True
         ),
         "clipped-scaffold": lambda lr: fo.clipped(fo.scaffold(opt.sgd(lr)), 0.5),
         "private-fedavg": lambda lr: fo.private(fo.fedavg(opt.sgd(lr)), "params/b"),

@@ -100,7 +100,7 @@ def rows(models: list[str]) -> dict[str, Row]:
     for model in models:
         for kind, tree in messages(MODELS[model]).items():
             for s in SPARSITIES:
-                codec = fc.chain(fc.top_k(s), fc.uniform(8))
+                codec = fc.chain(fc.top_k(sparsity=s), fc.uniform(8))
                 codec = fc.ce_fedavg(s) if kind == "CE-FedAvg" else codec
                 found[f"{model}, {kind}, s = {s}"] = message_row(codec, tree)
     return found

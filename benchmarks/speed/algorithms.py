@@ -82,7 +82,7 @@ ENTRIES = {
     "feddc": Entry(lambda lr: fo.feddc(opt.sgd(lr))),
     "moon": Entry(lambda lr: fo.moon(opt.sgd(lr)), evaluations=2),
     "compressed_fedavg": Entry(lambda lr: fo.compressed_fedavg(opt.sgd(lr), 0.9)),
-    "ce_fedavg": Entry(lambda lr: fo.ce_fedavg(opt.adam(lr / 10), 0.9)),
+    "ce_fedavg": Entry(lambda lr: fo.ce_fedavg(opt.adam(lr / 10, initial_v=0.0), 0.9)),
     "independent": Entry(lambda lr: fo.independent(opt.sgd(lr))),
     "pfedme": Entry(lambda lr: fo.pfedme(opt.sgd(lr), 15.0, 0.01, 1)),
 }

@@ -21,6 +21,7 @@ from jax.tree_util import Partial
 
 from fedjax_opt.algorithms.local_training import local_training
 from fedjax_opt.core import Algorithm, Variables, checks, move, trees
+from fedjax_opt.core.calls import constructor
 
 
 class Server(NamedTuple):
@@ -37,6 +38,7 @@ class Client(NamedTuple):
     last_round: chex.Array
 
 
+@constructor
 def adabest(
     optimizer: optax.GradientTransformation, mu: chex.Numeric = 0.02, beta: chex.Numeric = 0.8
 ) -> Algorithm:

@@ -25,7 +25,11 @@ References:
     in IoT. IEEE Internet of Things Journal, 2020.
 """
 
+import warnings
+
 import chex
+import jax
+import jax.numpy as jnp
 import optax
 from jax.tree_util import Partial
 
@@ -33,13 +37,15 @@ from fedjax_opt import compression
 from fedjax_opt.algorithms.fedavg import fedavg
 from fedjax_opt.algorithms.mfl import mfl
 from fedjax_opt.core import Algorithm, checks
-from fedjax_opt.optimizers import adagrad, adam, sgdm, yogi
+from fedjax_opt.core.calls import constructor
+from fedjax_opt.optimizers import Statistics, Triple, adagrad, adam, sgdm, yogi
 from fedjax_opt.optimizers.triples import check_rate
 from fedjax_opt.wrappers.compressed import compressed
 from fedjax_opt.wrappers.local_terms import contrastive, max_entropy, proximal
 from fedjax_opt.wrappers.server_optimizer import server_optimizer
 
 
+@constructor
 def fedprox(
     optimizer: optax.GradientTransformation,
     mu: chex.Numeric,
@@ -61,6 +67,7 @@ def fedprox(
     return proximal(fedavg(optimizer, server_learning_rate), mu)
 
 
+@constructor
 def fedmax(
     optimizer: optax.GradientTransformation,
     beta: chex.Numeric,
@@ -82,6 +89,7 @@ def fedmax(
     return max_entropy(fedavg(optimizer, server_learning_rate), beta)
 
 
+@constructor
 def moon(
     optimizer: optax.GradientTransformation,
     mu: chex.Numeric = 1.0,
@@ -105,6 +113,7 @@ def moon(
     return contrastive(fedavg(optimizer, server_learning_rate), mu, temperature)
 
 
+@constructor
 def adaptive_fedopt(
     optimizer: optax.GradientTransformation, server: optax.GradientTransformation
 ) -> Algorithm:
@@ -125,6 +134,7 @@ def adaptive_fedopt(
     return server_optimizer(fedavg(optimizer), server)
 
 
+@constructor
 def fedavgm(
     optimizer: optax.GradientTransformation,
     server_learning_rate: optax.ScalarOrSchedule = 1.0,
@@ -155,6 +165,7 @@ def _longer(schedule, momentum, count):
     return schedule(count) / (1 - momentum)
 
 
+@constructor
 def fedadam(
     optimizer: optax.GradientTransformation,
     server_learning_rate: optax.ScalarOrSchedule = 0.1,
@@ -183,6 +194,7 @@ def fedadam(
     return adaptive_fedopt(optimizer, adam(server_learning_rate, b1, b2, eps, initial_v))
 
 
+@constructor
 def fedyogi(
     optimizer: optax.GradientTransformation,
     server_learning_rate: optax.ScalarOrSchedule = 0.1,
@@ -207,6 +219,7 @@ def fedyogi(
     return adaptive_fedopt(optimizer, yogi(server_learning_rate, b1, b2, eps, initial_v))
 
 
+@constructor
 def fedadagrad(
     optimizer: optax.GradientTransformation,
     server_learning_rate: optax.ScalarOrSchedule = 0.1,
@@ -228,13 +241,15 @@ def fedadagrad(
     return adaptive_fedopt(optimizer, adagrad(server_learning_rate, eps, initial_v))
 
 
+@constructor
 def ce_fedavg(
     optimizer: optax.GradientTransformation, sparsity: chex.Numeric = 0.9, bits: int = 8
 ) -> Algorithm:
     """CE-FedAvg: `mfl` with the codec of `fedjax_opt.compression.ce_fedavg` on its uploads.
 
     Args:
-      optimizer: Adam, as a triple or of optax; any other works, too.
+      optimizer: Adam, as a triple or of optax; any other works, too. The thesis starts v at 0, and a v
+        that starts at 1 is warned about: steps are short until it has decayed.
       sparsity: s in [0, 1), the share of the entries that are not sent; may be traced.
       bits: the width of the codes, 3 to 16.
 
@@ -243,11 +258,32 @@ def ce_fedavg(
 
     Example:
       >>> import fedjax_opt as fo
-      >>> algorithm = fo.ce_fedavg(fo.optimizers.adam(1e-3), sparsity=0.95)
+      >>> adam = fo.optimizers.adam(1e-3, b2=0.999, eps=1e-8, initial_v=0.0)
+      >>> algorithm = fo.ce_fedavg(adam, sparsity=0.95)
     """
+    if isinstance(optimizer, Triple) and _starts_at_one(optimizer):
+        warnings.warn(
+            "ce_fedavg: optimizer's second moment v starts at 1, where the thesis has 0: steps are short"
+            " until it has decayed. Use fedjax_opt.optimizers.adam(0.001, b2=0.999, eps=1e-8,"
+            " initial_v=0.0).",
+            stacklevel=3,
+        )
     return compressed(mfl(optimizer), upload=compression.ce_fedavg(sparsity, bits))
 
 
+def _starts_at_one(optimizer: Triple) -> bool:
+    """Whether a second moment starts at 1, if that is known."""
+    numbers = jax.tree.leaves(optimizer)
+    if checks.is_traced(numbers) or any(map(jnp.ndim, numbers)):
+        return False
+    with jax.ensure_compile_time_eval():
+        stats = optimizer.init(jnp.zeros(1))
+        found = jax.tree.leaves(stats, is_leaf=lambda node: isinstance(node, Statistics))
+        moments = jax.tree.leaves([x.v for x in found if isinstance(x, Statistics)])
+        return any(float(v[0]) == 1 for v in moments)
+
+
+@constructor
 def compressed_fedavg(
     optimizer: optax.GradientTransformation, sparsity: chex.Numeric = 0.9, bits: int = 8
 ) -> Algorithm:

@@ -19,6 +19,7 @@ from jax.tree_util import Partial
 
 from fedjax_opt.algorithms.local_training import model_alone
 from fedjax_opt.core import Algorithm, Variables, difference, move, no_client_state, trees
+from fedjax_opt.core.calls import constructor
 from fedjax_opt.optimizers.triple import local_form
 
 
@@ -36,6 +37,7 @@ class Local(NamedTuple):
     gradient: chex.ArrayTree
 
 
+@constructor
 def dsgd(optimizer: optax.GradientTransformation) -> Algorithm:
     """Distributed SGD: `x+ = x - eta sum_i w_i g_i(x)`.
 

@@ -23,6 +23,7 @@ from jax.tree_util import Partial
 
 from fedjax_opt.algorithms.local_training import ModelState, local_training
 from fedjax_opt.core import Algorithm, Variables, checks, move_state, trees
+from fedjax_opt.core.calls import constructor
 from fedjax_opt.wrappers.local_terms import proximal
 
 
@@ -38,6 +39,7 @@ class Server(NamedTuple):
         return jax.tree.map(jnp.negative, self.momentum)
 
 
+@constructor
 def fedacg(
     optimizer: optax.GradientTransformation,
     momentum: chex.Numeric = 0.85,

@@ -17,8 +17,10 @@ from jax.tree_util import Partial
 
 from fedjax_opt.algorithms.local_training import averaged, local_training
 from fedjax_opt.core import Algorithm, checks
+from fedjax_opt.core.calls import constructor
 
 
+@constructor
 def fedavg(
     optimizer: optax.GradientTransformation, server_learning_rate: chex.Numeric = 1.0
 ) -> Algorithm:

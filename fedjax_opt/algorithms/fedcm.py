@@ -20,6 +20,7 @@ from jax.tree_util import Partial
 from fedjax_opt.algorithms import _inversion as inversion
 from fedjax_opt.algorithms.local_training import all_of_it, as_sent, local_training
 from fedjax_opt.core import Algorithm, Variables, checks, move, trees
+from fedjax_opt.core.calls import constructor
 from fedjax_opt.optimizers import Triple
 
 
@@ -36,6 +37,7 @@ class Server(NamedTuple):
         return self.direction
 
 
+@constructor
 def fedcm(
     optimizer: Triple, alpha: chex.Numeric = 0.1, server_learning_rate: chex.Numeric = 1.0
 ) -> Algorithm:

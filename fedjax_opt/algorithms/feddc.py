@@ -28,6 +28,7 @@ from jax.tree_util import Partial
 from fedjax_opt.algorithms import _inversion as inversion
 from fedjax_opt.algorithms.local_training import as_sent, local_training
 from fedjax_opt.core import Algorithm, Uniform, Variables, checks, move, trees
+from fedjax_opt.core.calls import constructor
 from fedjax_opt.optimizers import Triple
 
 
@@ -74,6 +75,7 @@ class Contribution(NamedTuple):
     uniform_delta: Uniform
 
 
+@constructor
 def feddc(optimizer: Triple, alpha: chex.Numeric = 0.1) -> Algorithm:
     """FedDC: `g + alpha (h_i + y - x) + c - c_i` in every local step.
 

@@ -22,6 +22,7 @@ from jax.tree_util import Partial
 
 from fedjax_opt.algorithms.local_training import local_training
 from fedjax_opt.core import Algorithm, Uniform, Variables, checks, move, trees
+from fedjax_opt.core.calls import constructor
 
 
 class Server(NamedTuple):
@@ -44,6 +45,7 @@ class Contribution(NamedTuple):
     uniform_delta: Uniform
 
 
+@constructor
 def feddyn(optimizer: optax.GradientTransformation, alpha: chex.Numeric = 0.1) -> Algorithm:
     """FedDyn: `g - h_i + alpha (y - x)` in every local step.
 

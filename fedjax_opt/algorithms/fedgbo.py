@@ -25,6 +25,7 @@ from jax.tree_util import Partial
 from fedjax_opt.algorithms.local_training import all_of_it, as_sent, local_training
 from fedjax_opt.algorithms.mfl import Server, init_with_statistics
 from fedjax_opt.core import Algorithm, Variables, checks, move, trees
+from fedjax_opt.core.calls import constructor
 from fedjax_opt.optimizers import Triple
 from fedjax_opt.optimizers.triple import track_inverted
 
@@ -44,6 +45,7 @@ class Contribution(NamedTuple):
     gradient: Any
 
 
+@constructor
 def fedgbo(optimizer: Triple, server_learning_rate: chex.Numeric = 1.0) -> Algorithm:
     """FedGBO: `s+ = T(I(x, x+, s, K), s)`, a biased global optimiser at FedAvg's upload.
 

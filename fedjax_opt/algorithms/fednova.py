@@ -24,6 +24,7 @@ from jax.tree_util import Partial
 
 from fedjax_opt.algorithms.local_training import ModelState, local_training
 from fedjax_opt.core import Algorithm, Variables, checks, move, trees
+from fedjax_opt.core.calls import constructor
 from fedjax_opt.optimizers.triple import local_form
 from fedjax_opt.wrappers.nested import nested
 
@@ -43,6 +44,7 @@ class Upload(NamedTuple):
     length: chex.Array
 
 
+@constructor
 def fednova(
     optimizer: optax.GradientTransformation, server_learning_rate: chex.Numeric = 1.0
 ) -> Algorithm:

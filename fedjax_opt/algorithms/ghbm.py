@@ -54,6 +54,7 @@ from fedjax_opt.algorithms import _inversion as inversion
 from fedjax_opt.algorithms.fedcm import mix
 from fedjax_opt.algorithms.local_training import as_sent, averaged, local_training
 from fedjax_opt.core import Algorithm, StaticInt, Variables, checks, move, move_state, trees
+from fedjax_opt.core.calls import constructor
 from fedjax_opt.optimizers import Triple
 from fedjax_opt.optimizers.triple import stands_still
 
@@ -152,6 +153,7 @@ class TheoryMessage(NamedTuple):
     optimizer: Any
 
 
+@constructor
 def ghbm(
     optimizer: optax.GradientTransformation,
     tau: int,
@@ -198,6 +200,7 @@ def ghbm(
     return _pushed(plain, Partial(_global_push, beta), nesterov)
 
 
+@constructor
 def fedadc(
     optimizer: optax.GradientTransformation,
     beta: chex.Numeric = 0.9,
@@ -218,6 +221,7 @@ def fedadc(
     return ghbm(optimizer, 1, beta, server_learning_rate, nesterov=True)
 
 
+@constructor
 def localghbm(
     optimizer: optax.GradientTransformation,
     beta: chex.Numeric = 0.9,
@@ -242,6 +246,7 @@ def localghbm(
     return _with_anchors(_received, optimizer, beta, server_learning_rate, nesterov, by_absence)
 
 
+@constructor
 def fedhbm(
     optimizer: optax.GradientTransformation,
     beta: chex.Numeric = 1.0,
@@ -265,6 +270,7 @@ def fedhbm(
     return _with_anchors(_trained, optimizer, beta, server_learning_rate, nesterov, by_absence)
 
 
+@constructor
 def ghbm_server(
     optimizer: optax.GradientTransformation,
     tau: int,
@@ -292,6 +298,7 @@ def ghbm_server(
     )
 
 
+@constructor
 def ghbm_theory(
     optimizer: Triple,
     tau: int,

@@ -15,9 +15,11 @@ from jax.tree_util import Partial
 
 from fedjax_opt.algorithms.local_training import Local, local_training
 from fedjax_opt.core import Algorithm
+from fedjax_opt.core.calls import constructor
 from fedjax_opt.optimizers.triple import local_form
 
 
+@constructor
 def independent(optimizer: optax.GradientTransformation) -> Algorithm:
     """Independent training: `y_i <- y_i - eta g_i(y_i)`, without any communication.
 

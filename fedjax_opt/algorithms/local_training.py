@@ -27,6 +27,7 @@ from fedjax_opt.core import (
     no_client_state,
 )
 from fedjax_opt.core.algorithm import as_partial
+from fedjax_opt.core.calls import constructor
 from fedjax_opt.optimizers.triple import local_form
 
 
@@ -63,6 +64,7 @@ def as_sent(message: Any, client: Any) -> Local:
     return Local(message.variables, message.optimizer)
 
 
+@constructor
 def local_training(
     optimizer: optax.GradientTransformation,
     *,

@@ -21,6 +21,7 @@ from jax.tree_util import Partial
 
 from fedjax_opt.algorithms.local_training import all_of_it, as_sent, local_training
 from fedjax_opt.core import Algorithm, Variables, checks, difference, move, move_state
+from fedjax_opt.core.calls import constructor
 from fedjax_opt.optimizers.triple import local_form
 
 
@@ -31,6 +32,7 @@ class Server(NamedTuple):
     optimizer: Any
 
 
+@constructor
 def mfl(
     optimizer: optax.GradientTransformation, server_learning_rate: chex.Numeric = 1.0
 ) -> Algorithm:

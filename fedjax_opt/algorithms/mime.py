@@ -26,9 +26,11 @@ from fedjax_opt.algorithms.fedgbo import check_triple
 from fedjax_opt.algorithms.local_training import all_of_it, as_sent, descend, local_training
 from fedjax_opt.algorithms.mfl import Server, init_with_statistics
 from fedjax_opt.core import Algorithm, checks, move, trees
+from fedjax_opt.core.calls import constructor
 from fedjax_opt.optimizers import Triple
 
 
+@constructor
 def mime(optimizer: Triple, server_learning_rate: chex.Numeric = 1.0) -> Algorithm:
     """Mime: `U(g(y) - g(x) + c, s)` in every local step, `s+ = T(c, s)` on the server.
 
@@ -46,6 +48,7 @@ def mime(optimizer: Triple, server_learning_rate: chex.Numeric = 1.0) -> Algorit
     return mimelite(optimizer, server_learning_rate)._replace(step=Partial(_step, optimizer))
 
 
+@constructor
 def mimelite(optimizer: Triple, server_learning_rate: chex.Numeric = 1.0) -> Algorithm:
     """MimeLite: `U(g, s)` in every local step, `s+ = T(mean of full-batch gradients at x, s)`.
 
@@ -63,6 +66,7 @@ def mimelite(optimizer: Triple, server_learning_rate: chex.Numeric = 1.0) -> Alg
     return _mimelite(_full_gradient, optimizer, server_learning_rate)
 
 
+@constructor
 def mimexlite(optimizer: Triple, server_learning_rate: chex.Numeric = 1.0) -> Algorithm:
     """MimeXlite: as `mimelite`, with the gradient of one minibatch for that of all data.
 
@@ -80,6 +84,7 @@ def mimexlite(optimizer: Triple, server_learning_rate: chex.Numeric = 1.0) -> Al
     return _mimelite(_minibatch_gradient, optimizer, server_learning_rate)
 
 
+@constructor
 def mimemom(
     optimizer: Triple,
     momentum: chex.Numeric = 0.9,

@@ -33,11 +33,13 @@ from jax.tree_util import Partial
 from fedjax_opt.algorithms.fedavg import fedavg
 from fedjax_opt.algorithms.local_training import descend
 from fedjax_opt.core import Algorithm, Evaluation, Objective, StaticInt, Variables, checks, trees
+from fedjax_opt.core.calls import constructor
 from fedjax_opt.optimizers.triple import local_form
 
 FORMS = ("first_order", "hessian_free", "exact")
 
 
+@constructor
 def per_fedavg(
     optimizer: optax.GradientTransformation,
     adaptation_rate: chex.Numeric,

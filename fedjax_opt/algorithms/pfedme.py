@@ -32,6 +32,7 @@ from jax.tree_util import Partial
 from fedjax_opt.algorithms.local_training import Local as Theta
 from fedjax_opt.algorithms.local_training import averaged, descend, local_training
 from fedjax_opt.core import Algorithm, Evaluation, StaticInt, Variables, checks, trees
+from fedjax_opt.core.calls import constructor
 from fedjax_opt.optimizers.triple import local_form
 
 
@@ -50,6 +51,7 @@ class Local(NamedTuple):
     optimizer: Any
 
 
+@constructor
 def pfedme(
     optimizer: optax.GradientTransformation,
     regularisation: chex.Numeric,

@@ -25,6 +25,7 @@ from jax.tree_util import Partial
 from fedjax_opt.algorithms import _inversion as inversion
 from fedjax_opt.algorithms.local_training import all_of_it, fresh, local_training
 from fedjax_opt.core import Algorithm, Kept, Uniform, Variables, checks, move, trees
+from fedjax_opt.core.calls import constructor
 from fedjax_opt.optimizers.triple import local_form
 
 
@@ -53,6 +54,7 @@ class Upload(NamedTuple):
     control_change: Uniform
 
 
+@constructor
 def scaffold(
     optimizer: optax.GradientTransformation,
     option: int = 2,

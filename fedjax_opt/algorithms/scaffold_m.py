@@ -23,6 +23,7 @@ from fedjax_opt.algorithms.fedcm import mix
 from fedjax_opt.algorithms.local_training import all_of_it, as_sent, local_training
 from fedjax_opt.algorithms.scaffold import correction, init_client, upload_control
 from fedjax_opt.core import Algorithm, Uniform, Variables, checks, move, trees
+from fedjax_opt.core.calls import constructor
 from fedjax_opt.optimizers import Triple
 
 
@@ -48,6 +49,7 @@ class Contribution(NamedTuple):
     control_change: Uniform
 
 
+@constructor
 def scaffold_m(
     optimizer: Triple, beta: chex.Numeric = 0.1, server_learning_rate: chex.Numeric = 1.0
 ) -> Algorithm:

@@ -25,7 +25,7 @@ import numpy as np
 
 from fedjax_opt.compression import golomb
 from fedjax_opt.compression.largest import count_true
-from fedjax_opt.core import Variables, checks, trees
+from fedjax_opt.core import Variables, calls, checks, trees
 from fedjax_opt.core.algorithm import StaticInt
 
 # magic, version, checksum
@@ -58,6 +58,11 @@ class Sparsifier(NamedTuple):
     by_seed: StaticInt
     rescales: StaticInt
 
+    def __repr__(self) -> str:
+        name, *scope = self.name.split()
+        options = [f"scope={word!r}" for word in scope] + ["rescale=True"] * bool(self.rescales)
+        return f"{name}({', '.join([f'sparsity={calls.text(self.sparsity)}', *options])})"
+
 
 class Quantiser(NamedTuple):
     """How the kept entries of a tensor become codes.
@@ -79,6 +84,12 @@ class Quantiser(NamedTuple):
     radix: StaticInt
     header_size: StaticInt
     random: StaticInt
+
+    def __repr__(self) -> str:
+        given = [] if self.radix < 4 else [f"bits={self.radix.bit_length() - 1}"]
+        if bool(self.random) != (self.radix == 3):  # ternary codes are random unless told otherwise
+            given.append(f"stochastic={bool(self.random)}")
+        return f"{self.name}({', '.join(given)})"
 
 
 class Codec(NamedTuple):
@@ -113,6 +124,15 @@ class Codec(NamedTuple):
         """Whether a key is needed."""
         quantisers = [q for q in (self.quantiser, self.companion) if q is not None]
         return any(s.by_seed for s in self.sparsifiers) or any(q.random for q in quantisers)
+
+    def __repr__(self) -> str:
+        parts = [repr(part) for part in (*self.sparsifiers, self.quantiser) if part is not None]
+        companion = [] if self.companion is None else [f"companions={self.companion!r}"]
+        together = len(parts) + len(companion) != 1
+        shown = f"chain({', '.join(parts + companion)})" if together else parts[0]
+        where = [] if not self.excluded else ["..."]
+        least = [f"min_size={self.min_size}"] if self.min_size else []
+        return f"excluding({', '.join([shown, *where, *least])})" if where or least else shown
 
 
 class Slot(NamedTuple):
@@ -268,7 +288,7 @@ def lossy(codec: Codec, tree: Any, key: chex.PRNGKey | None = None) -> Any:
       >>> import jax.numpy as jnp
       >>> from fedjax_opt import compression
       >>> change = {"w": jnp.array([0.1, -3.0, 2.0, 0.2])}
-      >>> compression.lossy(compression.top_k(0.5), change)["w"].tolist()
+      >>> compression.lossy(compression.top_k(sparsity=0.5), change)["w"].tolist()
       [0.0, -3.0, 2.0, 0.0]
     """
     return decompress(codec, compress(codec, tree, key), tree)

@@ -18,7 +18,7 @@ References:
   Konecny et al. Federated learning: strategies for improving communication efficiency. 2016 (random
   masks from a seed).
   Sattler, Wiedemann, Mueller, Samek. Robust and communication-efficient federated learning from
-  non-i.i.d. data. IEEE TNNLS 2020 (`chain(top_k(s), sign())` is its sparse ternary compression).
+  non-i.i.d. data. IEEE TNNLS 2020 (its sparse ternary compression is a chain of `top_k` and `sign`).
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ from fedjax_opt.core.permutation import permuted
 SCOPES = ("tensor", "global")
 
 
-def top_k(sparsity: chex.Numeric, scope: str = "tensor") -> Codec:
+def top_k(*, sparsity: chex.Numeric, scope: str = "tensor") -> Codec:
     """Keeps the `ceil((1 - s) n)` entries of largest magnitude, and sends where they are.
 
     Args:
@@ -55,7 +55,7 @@ def top_k(sparsity: chex.Numeric, scope: str = "tensor") -> Codec:
       >>> import jax.numpy as jnp
       >>> from fedjax_opt import compression
       >>> change = {"w": jnp.array([1.0, -4.0, 2.0, 3.0])}
-      >>> compression.lossy(compression.top_k(0.75), change)["w"].tolist()
+      >>> compression.lossy(compression.top_k(sparsity=0.75), change)["w"].tolist()
       [0.0, -4.0, 0.0, 0.0]
     """
     checks.choice("scope", scope, SCOPES)
@@ -65,7 +65,7 @@ def top_k(sparsity: chex.Numeric, scope: str = "tensor") -> Codec:
     return Codec((Sparsifier(name, select, sparsity, by_seed=StaticInt(0), rescales=StaticInt(0)),))
 
 
-def random_k(sparsity: chex.Numeric, rescale: bool = False) -> Codec:
+def random_k(*, sparsity: chex.Numeric, rescale: bool = False) -> Codec:
     """Keeps `ceil((1 - s) n)` entries of each tensor at random; a seed is sent in place of positions.
 
     Args:
@@ -79,7 +79,8 @@ def random_k(sparsity: chex.Numeric, rescale: bool = False) -> Codec:
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from fedjax_opt import compression
-      >>> seen = compression.lossy(compression.random_k(0.9), {"w": jnp.ones(100)}, jax.random.key(0))
+      >>> codec = compression.random_k(sparsity=0.9)
+      >>> seen = compression.lossy(codec, {"w": jnp.ones(100)}, jax.random.key(0))
       >>> float(seen["w"].sum())
       10.0
     """
@@ -100,7 +101,8 @@ def chain(*codecs: Codec, companions: Codec | None = None) -> Codec:
 
     Example:
       >>> from fedjax_opt import compression
-      >>> codec = compression.chain(compression.top_k(0.9), compression.uniform(4, stochastic=True))
+      >>> quantiser = compression.uniform(4, stochastic=True)
+      >>> codec = compression.chain(compression.top_k(sparsity=0.9), quantiser)
     """
     if not codecs:
         raise ValueError("codecs must hold at least one codec, got none.")
@@ -186,7 +188,7 @@ def ce_fedavg(sparsity: chex.Numeric = 0.9, bits: int = 8) -> Codec:
       >>> from fedjax_opt import compression
       >>> codec = compression.ce_fedavg(sparsity=0.95)
     """
-    return chain(top_k(sparsity), uniform(bits), companions=exponential(bits))
+    return chain(top_k(sparsity=sparsity), uniform(bits), companions=exponential(bits))
 
 
 def kept_count(sparsity: chex.Numeric, size: chex.Numeric) -> jax.Array:

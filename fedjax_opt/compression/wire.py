@@ -60,7 +60,7 @@ def encode(codec: Codec, tree: Any, key: chex.PRNGKey | None = None) -> bytes:
       >>> import jax.numpy as jnp
       >>> from fedjax_opt import compression
       >>> tree = {"w": jnp.arange(1000, dtype=jnp.float32)}
-      >>> len(compression.encode(compression.top_k(0.99), tree))
+      >>> len(compression.encode(compression.top_k(sparsity=0.99), tree))
       63
     """
     _check(codec, "tree", tree)
@@ -88,7 +88,7 @@ def decode(codec: Codec, data: bytes, like: Any) -> Any:
     Example:
       >>> import jax.numpy as jnp
       >>> from fedjax_opt import compression
-      >>> codec, tree = compression.top_k(0.5), {"w": jnp.array([0.1, -3.0, 2.0, 0.2])}
+      >>> codec, tree = compression.top_k(sparsity=0.5), {"w": jnp.array([0.1, -3.0, 2.0, 0.2])}
       >>> compression.decode(codec, compression.encode(codec, tree), tree)["w"].tolist()
       [0.0, -3.0, 2.0, 0.0]
     """

@@ -15,6 +15,7 @@ from fedjax_opt.core.algorithm import move_state as move_state
 from fedjax_opt.core.algorithm import no_client_state as no_client_state
 from fedjax_opt.core.algorithm import received as received
 from fedjax_opt.core.algorithm import set_variables as set_variables
+from fedjax_opt.core.calls import constructor as constructor
 from fedjax_opt.core.client_data import ClientData as ClientData
 from fedjax_opt.core.client_data import StoredClients as StoredClients
 from fedjax_opt.core.cohorts import Sampler as Sampler

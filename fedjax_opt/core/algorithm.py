@@ -43,6 +43,7 @@ from fedjax_opt.core.aliases import (
     Tree,
     Upload,
 )
+from fedjax_opt.core.calls import Call, replaced, shown, text
 from fedjax_opt.core.model import Evaluation, Objective, Variables
 from fedjax_opt.core.struct import put, struct
 from fedjax_opt.core.trees import Coded as Coded
@@ -256,15 +257,18 @@ class Algorithm:
         sets it.
       runs_on_empty: whether the server takes its step also in a round in which nobody counts, with zeros
         for the mean (noise for privacy must be added then, too). By default it changes nothing.
+      call: the constructor that made it and what that was given, for its repr; see `constructor`.
 
     Example:
-      Its leaves are its hyperparameters, once for each function that reads them:
+      Its leaves are its hyperparameters, once for each function that reads them and once for its repr:
 
       >>> import jax
       >>> import fedjax_opt as fo
       >>> algorithm = fo.fedavg(fo.optimizers.sgd(0.1), server_learning_rate=0.5)
       >>> sorted(set(jax.tree.leaves(algorithm)))
       [0.1, 0.5]
+      >>> algorithm
+      fedavg(sgd(learning_rate=0.1), server_learning_rate=0.5)
     """
 
     init: Callable[[Variables], ServerState]
@@ -279,6 +283,7 @@ class Algorithm:
     personal: Callable[[ServerState, ClientState], Variables] | None = None
     aggregate: Aggregator | UniformMean | None = None
     runs_on_empty: bool = False
+    call: Call | None = None
 
     def __post_init__(self) -> None:
         put(self, **{name: as_partial(function) for name, function in vars(self).items()})
@@ -292,7 +297,10 @@ class Algorithm:
 
     def _replace(self, **functions: Any) -> "Algorithm":
         """The same algorithm with other functions."""
-        return dataclasses.replace(self, **functions)
+        return dataclasses.replace(self, call=replaced(self, functions), **functions)
+
+    def __repr__(self) -> str:
+        return shown(self, vars(self))
 
 
 class Scheduled(NamedTuple):
@@ -308,6 +316,14 @@ class Scheduled(NamedTuple):
         if name in Algorithm.__dataclass_fields__:  # a wrapper takes it for an Algorithm
             check_algorithm(self)
         raise AttributeError(f"Scheduled has no attribute {name!r}.")
+
+    def __repr__(self) -> str:
+        made = [text(self.make)]
+        try:  # the algorithm for a rate that is not known
+            jax.eval_shape(lambda rate: made.append(repr(self.make(rate))), 0.1)
+        except Exception:  # of the user's function, which a repr must not raise
+            del made[1:]
+        return f"scheduled({made[-1]}, {text(self.setting)})"
 
 
 def check_algorithm(algorithm: object) -> None:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from fedjax_opt.core import checks
 from fedjax_opt.core.aliases import Batch, ModelState, Params, Tree
+from fedjax_opt.core.calls import shapes
 from fedjax_opt.core.struct import struct
 from fedjax_opt.kernels import fast_convolutions
 from fedjax_opt.kernels.replacement import Setting, check_setting
@@ -159,7 +160,7 @@ class Objective(NamedTuple):
             where = " In evaluation its key is None." if self.key is None and not which else ""
             raise ValueError(
                 f"model.loss raised {type(error).__name__}: {str(error).rstrip('.')}. It was called"
-                f" with a minibatch of {_shapes(batch)}.{where}"
+                f" with a minibatch of {shapes(batch)}.{where}"
             ) from error
         loss, aux = _checked(found)
         weights = _weights(aux, batch, self.mask)
@@ -195,33 +196,18 @@ class Objective(NamedTuple):
         return self._replace(transforms=(*self.transforms, transform))
 
 
-def _shapes(batch: Tree) -> str:
-    """A minibatch in words, such as {'x': float32[8, 64], 'y': int32[8]}."""
-
-    def shape(x):
-        return _Word(f"{jnp.result_type(x)}{list(jnp.shape(x))}")
-
-    return repr(jax.tree.map(shape, batch))
-
-
-class _Word(str):
-    """A text that is shown without quotes."""
-
-    __repr__ = str.__str__
-
-
 def _checked(found: Tree) -> tuple[jax.Array, Aux]:
     """What a loss returned, which must be (loss, Aux)."""
     if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Aux):
         raise ValueError(
-            f"model.loss must return (loss, Aux), got {_shapes(found)}. A loss that returns a scalar, or"
+            f"model.loss must return (loss, Aux), got {shapes(found)}. A loss that returns a scalar, or"
             " (scalar, a mapping), becomes a model by fo.models.from_loss."
         )
     loss, aux = found
     if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
         raise ValueError(
             "model.loss must return a scalar floating-point loss, the mean over the batch; got"
-            f" {_shapes(loss)}. The loss of each example goes into Aux(losses=...)."
+            f" {shapes(loss)}. The loss of each example goes into Aux(losses=...)."
         )
     return loss, aux
 

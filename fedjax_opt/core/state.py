@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedjax_opt.core import checks
 from fedjax_opt.core.algorithm import Aggregator, Algorithm, check_algorithm, get_variables
 from fedjax_opt.core.aliases import ClientState, Memory, Params, ServerState
+from fedjax_opt.core.calls import shapes, text
 from fedjax_opt.core.messages import contribution_shape
 from fedjax_opt.core.model import Variables
 
@@ -48,6 +49,12 @@ class FederatedState(NamedTuple):
     def cohort_key(self) -> chex.PRNGKey:
         """The key that the cohorts of all rounds are drawn with."""
         return jax.random.fold_in(self.key, _COHORTS)
+
+    def __repr__(self) -> str:
+        numbers = f"round={text(self.round)}, num_clients={text(self.num_clients)}"
+        names = "server", "clients", "controllers", "aggregator"
+        trees = {name: tree for name in names if jax.tree.leaves(tree := getattr(self, name))}
+        return f"FederatedState({', '.join([numbers, *(f'{k}={shapes(x)}' for k, x in trees.items())])})"
 
 
 def check_state(algorithm: Algorithm, state: FederatedState) -> None:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fedjax_opt.core import checks, controller, trees
 from fedjax_opt.core.algorithm import Algorithm, Scheduled, StaticInt, get_variables
 from fedjax_opt.core.aliases import Memory
+from fedjax_opt.core.calls import without_call
 from fedjax_opt.core.client_data import ClientData, in_memory
 from fedjax_opt.core.cohorts import Sampler
 from fedjax_opt.core.controller import Controller
@@ -192,7 +193,7 @@ def prepare(
         validation=validation,
     )
     prepared = Prepared(
-        algorithm=algorithm,
+        algorithm=without_call(algorithm),
         federation=read,
         strategy=strategies.resolve(strategy),
         diagnostics=names,

@@ -188,7 +188,10 @@ def _takes_any_number(function: Any) -> bool:
 
 _THREE = (optimizers.sgdm, optimizers.rmsprop, optimizers.adam)
 _NAMED_BY_OPTIMIZER = ("mfl", "fedgbo", "mime", "mimelite", "mimexlite")
-_CLIENTS = {"ce_fedavg": optimizers.adam}  # in place of SGD
+# Adam as the thesis on CE-FedAvg has it.
+_ADAM = functools.partial(optimizers.adam, b2=0.999, eps=1e-8, initial_v=0.0)
+_ADAM.__doc__ = optimizers.adam.__doc__
+_CLIENTS = {"ce_fedavg": _ADAM}  # in place of SGD
 _RENAMED = {"pfedme": {"learning_rate": "inner_learning_rate"}}
 
 

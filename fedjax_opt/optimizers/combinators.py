@@ -8,6 +8,7 @@ import optax
 from jax.tree_util import Partial
 
 from fedjax_opt.core import trees
+from fedjax_opt.core.calls import constructor
 from fedjax_opt.optimizers.triple import Triple, as_pytree, local_form, moving, moving_init
 
 
@@ -18,6 +19,7 @@ class ChainStats(NamedTuple):
     triple: Any
 
 
+@constructor
 def chain(*transformations: optax.GradientTransformation) -> Triple:
     """Puts optax transformations (clipping, weight decay, ...) before a triple.
 
@@ -101,6 +103,7 @@ class AveragingStats(NamedTuple):
     gradient_count: jax.Array
 
 
+@constructor
 def from_optax(tx: optax.GradientTransformation) -> Triple:
     """The averaging triple: any optax transformation, with the mean gradient kept instead of solved.
 

@@ -25,10 +25,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.tree_util import Partial
+from jax.tree_util import GetAttrKey, Partial
 
 from fedjax_opt.core import checks
 from fedjax_opt.core.algorithm import as_partial
+from fedjax_opt.core.calls import Call, constructor, replaced, shown
 
 # The triples whose statistics were made while an optax transformation around them was asked for its own.
 _FROZEN_INSIDE: ContextVar[list[None] | None] = ContextVar("frozen_inside", default=None)
@@ -50,6 +51,7 @@ class Triple(optax.GradientTransformationExtraArgs):
       averages: true if `inverse` reads a mean that `update` accumulates in the statistics, instead
         of solving for it; such a mean must travel with the model.
       preprocesses: true if `inverse` returns the mean of what preprocessors made of the gradients.
+      call: the constructor that made it and what that was given, for its repr.
 
     Example:
       >>> import jax.numpy as jnp, optax
@@ -69,6 +71,7 @@ class Triple(optax.GradientTransformationExtraArgs):
     moving_update: Callable[..., Any] | None
     averages: bool
     preprocesses: bool
+    call: Call | None
 
     def __new__(
         cls,
@@ -79,6 +82,7 @@ class Triple(optax.GradientTransformationExtraArgs):
         moving_update=None,
         averages=False,
         preprocesses=False,
+        call=None,
     ):
         init, update = as_partial(init), as_optax(update)
         init = init if init.func is _frozen_init else Partial(_frozen_init, init)
@@ -88,6 +92,7 @@ class Triple(optax.GradientTransformationExtraArgs):
         self.moving_update = None if moving_update is None else as_optax(moving_update)
         self.averages = averages
         self.preprocesses = preprocesses
+        self.call = call
         return self
 
     def _parts(self) -> dict[str, Any]:
@@ -98,20 +103,27 @@ class Triple(optax.GradientTransformationExtraArgs):
         return type(self), tuple(self._parts().values())
 
     def _replace(self, **changes):
-        return type(self)(**self._parts() | changes)
+        parts = {**self._parts(), "call": replaced(self, changes), **changes}
+        return type(self)(**parts)
+
+    def __repr__(self) -> str:
+        return shown(self, self._parts())
 
 
-def _flatten(triple: Triple):
-    *children, averages, preprocesses = triple._parts().values()
-    return children, (averages, preprocesses)
+_KINDS = "averages", "preprocesses"
 
 
-def _unflatten(kind: tuple[bool, bool], children) -> Triple:
-    averages, preprocesses = kind
-    return Triple(*children, averages=averages, preprocesses=preprocesses)
+def _flatten_with_keys(triple: Triple):
+    children = [(GetAttrKey(k), x) for k, x in triple._parts().items() if k not in _KINDS]
+    return children, tuple(getattr(triple, kind) for kind in _KINDS)
 
 
-jax.tree_util.register_pytree_node(Triple, _flatten, _unflatten)
+def _unflatten(kinds: tuple[bool, bool], children) -> Triple:
+    *functions, call = children
+    return Triple(*functions, averages=kinds[0], preprocesses=kinds[1], call=call)
+
+
+jax.tree_util.register_pytree_with_keys(Triple, _flatten_with_keys, _unflatten)
 
 
 def as_optax(update: Callable[..., Any]) -> Partial:
@@ -148,6 +160,7 @@ def _line(update, stats, params):
     return jax.jvp(lambda grads: update(grads, stats, params)[0], (zeros,), (ones,))
 
 
+@constructor
 def affine(
     update: Callable[..., Any],
     track: Callable[..., Any],

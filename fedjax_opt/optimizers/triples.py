@@ -32,6 +32,7 @@ import optax
 from jax.tree_util import Partial
 
 from fedjax_opt.core import StaticInt, checks, trees
+from fedjax_opt.core.calls import constructor
 from fedjax_opt.optimizers.triple import Triple
 
 
@@ -56,6 +57,7 @@ class _Step(NamedTuple):
     eps: Any = None
 
 
+@constructor
 def sgd(learning_rate: optax.ScalarOrSchedule) -> Triple:
     """Stochastic gradient descent, `y <- y - eta g`. With momentum it is `sgdm`.
 
@@ -76,6 +78,7 @@ def sgd(learning_rate: optax.ScalarOrSchedule) -> Triple:
     return _triple(_Step(check_rate(learning_rate)))
 
 
+@constructor
 def sgdm(learning_rate: optax.ScalarOrSchedule, beta: chex.Numeric = 0.9) -> Triple:
     """Stochastic gradient descent with (normalised) momentum.
 
@@ -97,6 +100,7 @@ def sgdm(learning_rate: optax.ScalarOrSchedule, beta: chex.Numeric = 0.9) -> Tri
     return _triple(_Step(check_rate(learning_rate), _decay("beta", beta)))
 
 
+@constructor
 def adam(
     learning_rate: optax.ScalarOrSchedule,
     b1: chex.Numeric = 0.9,
@@ -127,6 +131,7 @@ def adam(
     return _adaptive(Partial(_decayed, b2), learning_rate, b1, eps, initial_v)
 
 
+@constructor
 def yogi(
     learning_rate: optax.ScalarOrSchedule,
     b1: chex.Numeric = 0.9,
@@ -154,6 +159,7 @@ def yogi(
     return _adaptive(Partial(_yogi, b2), learning_rate, b1, eps, initial_v)
 
 
+@constructor
 def rmsprop(
     learning_rate: optax.ScalarOrSchedule,
     beta: chex.Numeric = 0.9,
@@ -180,6 +186,7 @@ def rmsprop(
     return _adaptive(second, learning_rate, None, eps, initial_v)
 
 
+@constructor
 def adagrad(
     learning_rate: optax.ScalarOrSchedule,
     eps: chex.Numeric = 1e-3,

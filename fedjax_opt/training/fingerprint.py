@@ -25,6 +25,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from fedjax_opt.core import checks, trees
 from fedjax_opt.core.algorithm import Algorithm
+from fedjax_opt.core.calls import Call
 from fedjax_opt.core.client_data import ClientData, StoredClients
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.core.struct import changed
@@ -138,6 +139,8 @@ def describe(**parts: object) -> tuple[dict[str, str], dict[str, str]]:
 
     def walk(value: Any, path: str) -> None:
         inner: Mapping[str, object] = {}
+        if isinstance(value, Call):
+            return  # what it was made by says nothing that its functions do not
         if isinstance(value, str):
             numbers[path] = repr(value)
         elif isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, jax.Array)):

@@ -20,8 +20,10 @@ from jax.tree_util import Partial
 
 from fedjax_opt.core import Aggregator, Algorithm, StaticInt, checks, trees
 from fedjax_opt.core.algorithm import Uniform, UniformMean, Variables, as_partial
+from fedjax_opt.core.calls import constructor
 
 
+@constructor
 def aggregated(algorithm: Algorithm, aggregator: Any) -> Algorithm:
     """The algorithm with another rule for what its server makes of the uploads.
 

@@ -26,8 +26,10 @@ import numpy as np
 from jax.tree_util import Partial
 
 from fedjax_opt.core import Algorithm, Coded, Kept, checks, trees
+from fedjax_opt.core.calls import constructor
 
 
+@constructor
 def sign_flip(algorithm: Algorithm, clients: Any, scale: Any = 1.0) -> Algorithm:
     """Chosen clients upload the opposite of what they found: `-scale u`.
 
@@ -47,6 +49,7 @@ def sign_flip(algorithm: Algorithm, clients: Any, scale: Any = 1.0) -> Algorithm
     return _everywhere(algorithm, clients, Partial(_scaled, -1.0 * scale))
 
 
+@constructor
 def scaling(algorithm: Algorithm, clients: Any, factor: Any) -> Algorithm:
     """Chosen clients upload a multiple of what they found: `factor u`.
 
@@ -64,6 +67,7 @@ def scaling(algorithm: Algorithm, clients: Any, factor: Any) -> Algorithm:
     return _everywhere(algorithm, clients, Partial(_scaled, checks.number("factor", factor)))
 
 
+@constructor
 def nan_upload(algorithm: Algorithm, clients: Any) -> Algorithm:
     """Chosen clients upload NaN, in every entry.
 
@@ -80,6 +84,7 @@ def nan_upload(algorithm: Algorithm, clients: Any) -> Algorithm:
     return _everywhere(algorithm, clients, Partial(_not_a_number))
 
 
+@constructor
 def replaced(
     algorithm: Algorithm, clients: Any, function: Any, report_function: Any = None
 ) -> Algorithm:

@@ -36,6 +36,7 @@ from fedjax_opt.compression.codec import (
     size_in_bytes,
 )
 from fedjax_opt.core import Algorithm, Coded, Uniform, Variables, trees
+from fedjax_opt.core.calls import constructor
 from fedjax_opt.core.messages import upload_shape
 from fedjax_opt.wrappers.nested import nested
 
@@ -54,6 +55,7 @@ class Client(NamedTuple):
     error: Any
 
 
+@constructor
 def compressed(
     algorithm: Algorithm,
     upload: Codec | None = None,

@@ -39,6 +39,7 @@ import optax
 from jax.tree_util import Partial
 
 from fedjax_opt.core import Algorithm, Evaluation, Variables, checks, get_variables, trees
+from fedjax_opt.core.calls import constructor
 from fedjax_opt.core.model import mean_over_rows
 from fedjax_opt.wrappers.nested import nested
 
@@ -63,6 +64,7 @@ class WithPrevious(NamedTuple):
     previous: Variables
 
 
+@constructor
 def proximal(algorithm: Algorithm, mu: chex.Numeric) -> Algorithm:
     """Pulls local models towards the broadcast one: `g + mu (y - x)`.
 
@@ -82,6 +84,7 @@ def proximal(algorithm: Algorithm, mu: chex.Numeric) -> Algorithm:
     return anchored._replace(step=Partial(_proximal_step, anchored.step, mu))
 
 
+@constructor
 def weight_decay(algorithm: Algorithm, rate: chex.Numeric) -> Algorithm:
     """Adds `(rate / 2) ||y||^2` to every local objective.
 
@@ -99,6 +102,7 @@ def weight_decay(algorithm: Algorithm, rate: chex.Numeric) -> Algorithm:
     return _with_term(algorithm, Partial(_decayed, checks.number("rate", rate, low=0.0)))
 
 
+@constructor
 def max_entropy(algorithm: Algorithm, beta: chex.Numeric) -> Algorithm:
     """Adds `beta KL(uniform || softmax(features))` to every local objective.
 
@@ -119,6 +123,7 @@ def max_entropy(algorithm: Algorithm, beta: chex.Numeric) -> Algorithm:
     return _with_term(algorithm, Partial(_levelled, checks.number("beta", beta, low=0.0)))
 
 
+@constructor
 def contrastive(
     algorithm: Algorithm, mu: chex.Numeric, temperature: chex.Numeric = 0.5
 ) -> Algorithm:
@@ -151,6 +156,7 @@ def contrastive(
     )
 
 
+@constructor
 def clipped(algorithm: Algorithm, max_norm: chex.Numeric) -> Algorithm:
     """Clips the norm of every local gradient, before an algorithm's own corrections.
 

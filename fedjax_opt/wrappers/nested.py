@@ -14,6 +14,7 @@ from jax.tree_util import Partial
 
 from fedjax_opt.core import Algorithm, Context
 from fedjax_opt.core.algorithm import as_partial
+from fedjax_opt.core.calls import constructor
 
 _Maker = Callable[..., Any] | None
 
@@ -34,6 +35,7 @@ class _Parts(frozenset):
         return outer._replace(inner=inner) if name in self else inner
 
 
+@constructor
 def nested(
     algorithm: Algorithm,
     *,

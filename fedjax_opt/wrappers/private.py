@@ -33,6 +33,7 @@ from fedjax_opt.core import (
     get_variables,
     set_variables,
 )
+from fedjax_opt.core.calls import constructor
 from fedjax_opt.core.paths import matcher
 from fedjax_opt.engine.server import without_markers
 
@@ -83,6 +84,7 @@ class _OwnReport(NamedTuple):
     kept: Any
 
 
+@constructor
 def private(
     algorithm: Algorithm, where: str | Sequence[str] | Callable[[str, Any], bool]
 ) -> Algorithm:

@@ -16,6 +16,7 @@ import optax
 from jax.tree_util import Partial
 
 from fedjax_opt.core import Algorithm, get_variables, set_variables, trees
+from fedjax_opt.core.calls import constructor
 from fedjax_opt.optimizers.triple import local_form
 from fedjax_opt.wrappers.nested import nested
 
@@ -27,6 +28,7 @@ class Server(NamedTuple):
     optimizer: Any
 
 
+@constructor
 def server_optimizer(algorithm: Algorithm, optimizer: optax.GradientTransformation) -> Algorithm:
     """Takes the server's step with an optimiser: `x+ = x - U(-(mean of y_i - x))`.
 

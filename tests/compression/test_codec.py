@@ -38,7 +38,9 @@ UPLOAD = (MODEL, {"m": MODEL.params, "v": jax.tree.map(jnp.square, MODEL.params)
 def test_the_published_sparsifier(case):
     entry = SPARSIFY[case]
     values = np.array(entry["input"])
-    found = compression.lossy(compression.top_k(entry["s"]), {"w": jnp.asarray(values)})["w"]
+    found = compression.lossy(compression.top_k(sparsity=entry["s"]), {"w": jnp.asarray(values)})[
+        "w"
+    ]
     np.testing.assert_array_equal(found, entry["dense_roundtrip"])
     np.testing.assert_array_equal(np.flatnonzero(found), entry["indexes"])
 
@@ -49,7 +51,7 @@ def test_ties_do_not_make_an_upload_larger(case):
     entry = SPARSIFY[case]
     values = np.array(entry["input"])
     found = np.asarray(
-        compression.lossy(compression.top_k(entry["s"]), {"w": jnp.asarray(values)})["w"]
+        compression.lossy(compression.top_k(sparsity=entry["s"]), {"w": jnp.asarray(values)})["w"]
     )
     kept = np.flatnonzero(found)
     assert set(kept) <= set(entry["indexes"])
@@ -85,25 +87,25 @@ def test_companions_travel_at_the_weights_entries():
 
 def test_a_message_without_a_model_is_one():
     tree = {"a": normal(40), "b": [normal(30), jnp.arange(3)]}
-    assert [slot.leader for slot in layout(compression.top_k(0.5), tree)] == [0, 1, None]
+    assert [slot.leader for slot in layout(compression.top_k(sparsity=0.5), tree)] == [0, 1, None]
 
 
 def test_paths_that_read_the_same_are_two():
     tree = {"a": {"b": normal(4)}, "a/b": normal(6)}
-    assert [slot.leader for slot in layout(compression.top_k(0.5), tree)] == [0, 1]
+    assert [slot.leader for slot in layout(compression.top_k(sparsity=0.5), tree)] == [0, 1]
 
 
 def test_global_compares_numbers_of_several_types():
     tree = {"a": jnp.array([1.0, 2.0, 3.0], jnp.float64), "b": jnp.array([10.0, 0.1], jnp.float32)}
-    seen = compression.lossy(compression.top_k(0.6, scope="global"), tree)
+    seen = compression.lossy(compression.top_k(sparsity=0.6, scope="global"), tree)
     assert seen["a"].tolist() == [0.0, 0.0, 3.0] and seen["b"].tolist() == [10.0, 0.0]
 
 
 def test_global_takes_more_of_what_is_larger():
     tree = {"large": 100 * normal(50), "small": normal(50)}
-    seen = compression.lossy(compression.top_k(0.6, scope="global"), tree)
+    seen = compression.lossy(compression.top_k(sparsity=0.6, scope="global"), tree)
     assert int(jnp.sum(seen["large"] != 0)) == 40 and int(jnp.sum(seen["small"] != 0)) == 0
-    seen = compression.lossy(compression.top_k(0.6), tree)
+    seen = compression.lossy(compression.top_k(sparsity=0.6), tree)
     assert int(jnp.sum(seen["large"] != 0)) == int(jnp.sum(seen["small"] != 0)) == 20
 
 
@@ -132,7 +134,7 @@ def test_what_is_excluded_stays_so():
 
 @pytest.mark.parametrize("where", ["nosuch/**", lambda path, leaf: False])
 def test_excluding_what_is_not_there_is_refused(where):
-    codec = compression.excluding(compression.top_k(0.5), where)
+    codec = compression.excluding(compression.top_k(sparsity=0.5), where)
     with pytest.raises(ValueError, match="matches no leaf of the message; its leaves are a, b\\."):
         compression.lossy(codec, {"a": normal(3), "b": normal(2)})
     # Patterns are in the terms of the model, whatever else is in the message.
@@ -143,7 +145,7 @@ def test_excluding_what_is_not_there_is_refused(where):
 
 def test_a_chain_keeps_what_its_links_have():
     exponential, uniform = compression.exponential(8), compression.uniform(8)
-    inner = compression.chain(compression.top_k(0.5), companions=exponential)
+    inner = compression.chain(compression.top_k(sparsity=0.5), companions=exponential)
     codec = compression.chain(inner, uniform)
     assert codec.companion is exponential.quantiser and codec.quantiser is uniform.quantiser
     kept = compression.excluding(compression.ce_fedavg(0.9), "state/**", min_size=7)
@@ -152,7 +154,7 @@ def test_a_chain_keeps_what_its_links_have():
 
 def test_random_entries_are_fair_and_rescaled_ones_right_on_average():
     values = {"w": jnp.arange(1.0, 13.0)}
-    codec = compression.random_k(0.75, rescale=True)
+    codec = compression.random_k(sparsity=0.75, rescale=True)
     draw = jax.jit(jax.vmap(lambda key: compression.lossy(codec, values, key)["w"]))
     found = np.asarray(draw(jax.random.split(jax.random.key(0), 3000)))
     assert np.all(np.sum(found != 0, 1) == 3)
@@ -164,16 +166,18 @@ def test_random_entries_are_fair_and_rescaled_ones_right_on_average():
 
 def test_sparsifiers_one_after_the_other():
     """The largest half of a random half."""
-    codec = compression.chain(compression.random_k(0.5), compression.top_k(0.5))
+    codec = compression.chain(compression.random_k(sparsity=0.5), compression.top_k(sparsity=0.5))
     assert codec.random and not codec.by_seed
     values = normal(40)
     seen = np.asarray(compression.lossy(codec, {"w": values}, jax.random.key(3))["w"])
     assert np.sum(seen != 0) == 10
-    assert not np.array_equal(seen, compression.lossy(compression.top_k(0.75), {"w": values})["w"])
+    assert not np.array_equal(
+        seen, compression.lossy(compression.top_k(sparsity=0.75), {"w": values})["w"]
+    )
 
 
 def test_a_codec_that_draws_needs_a_key():
-    for codec in (compression.random_k(0.5), compression.uniform(8, stochastic=True)):
+    for codec in (compression.random_k(sparsity=0.5), compression.uniform(8, stochastic=True)):
         with pytest.raises(ValueError, match="key"):
             compression.lossy(codec, {"w": normal(5)})
 
@@ -189,7 +193,9 @@ def test_sparsity_is_a_leaf():
 
     assert [int(kept(compression.ce_fedavg(s))) for s in (0.5, 0.9, 0.99)] == [50, 10, 1]
     assert len(traces) == 1
-    counts = jax.vmap(lambda s: jnp.sum(compression.lossy(compression.top_k(s), values)["w"] != 0))
+    counts = jax.vmap(
+        lambda s: jnp.sum(compression.lossy(compression.top_k(sparsity=s), values)["w"] != 0)
+    )
     assert counts(jnp.array([0.5, 0.9, 0.99])).tolist() == [50, 10, 1]
 
 
@@ -197,12 +203,12 @@ def test_sparsity_is_a_leaf():
     "codec",
     [
         compression.ce_fedavg(0.9),
-        compression.top_k(0.6),
-        compression.random_k(0.7),
+        compression.top_k(sparsity=0.6),
+        compression.random_k(sparsity=0.7),
         compression.uniform(5),
-        compression.chain(compression.top_k(0.8), compression.ternary(False)),
+        compression.chain(compression.top_k(sparsity=0.8), compression.ternary(False)),
         compression.excluding(
-            compression.chain(compression.top_k(0.8), compression.sign()), "**/b"
+            compression.chain(compression.top_k(sparsity=0.8), compression.sign()), "**/b"
         ),
     ],
     ids=["ce_fedavg", "top_k", "random_k", "uniform", "ternary", "excluding"],
@@ -243,7 +249,7 @@ def test_sizes_above_2_gigabytes(codec, wanted):
 
 def test_sizes_of_streams_above_2_gigabytes():
     """All that is counted is of the type in which sizes are: no product of whole numbers is left."""
-    slot = layout(compression.top_k(0.0), HUGE)[0]
+    slot = layout(compression.top_k(sparsity=0.0), HUGE)[0]
     for dtype, error in ((jnp.float32, 1e-6), (jnp.float64, 0)):
         count, positions = jnp.asarray(599_999_999, dtype), jnp.asarray(600_000_001, dtype)
         found = inside._stream_bytes(slot, positions, count)

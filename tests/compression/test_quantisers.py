@@ -274,7 +274,7 @@ def test_what_is_not_finite_is_never_hidden(name, bad):
     assert not np.all(np.isfinite(seen(compression.exponential(8, from_one=True), values)))
 
 
-TOP_K, UNIFORM = compression.top_k(0.5), compression.uniform(8)
+TOP_K, UNIFORM = compression.top_k(sparsity=0.5), compression.uniform(8)
 ALONE = "companions must be a quantiser alone"
 
 
@@ -285,10 +285,10 @@ ALONE = "companions must be a quantiser alone"
         (lambda: compression.uniform(17), "bits"),
         (lambda: compression.exponential(2), "bits"),
         (lambda: compression.uniform(8.0), "bits"),
-        (lambda: compression.top_k(1.0), "sparsity"),
-        (lambda: compression.top_k(-0.1), "sparsity"),
-        (lambda: compression.random_k(float("nan")), "sparsity"),
-        (lambda: compression.top_k(0.5, scope="model"), "scope"),
+        (lambda: compression.top_k(sparsity=1.0), "sparsity"),
+        (lambda: compression.top_k(sparsity=-0.1), "sparsity"),
+        (lambda: compression.random_k(sparsity=float("nan")), "sparsity"),
+        (lambda: compression.top_k(sparsity=0.5, scope="model"), "scope"),
         (lambda: compression.excluding(UNIFORM, min_size=-1), "min_size"),
         (lambda: compression.excluding("sign"), "codec"),
         (lambda: compression.excluding(UNIFORM, ""), "where"),

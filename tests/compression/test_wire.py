@@ -26,11 +26,17 @@ CODECS = {
     "top_k": fc.top_k,
     "random_k": fc.random_k,
     "ce_fedavg": fc.ce_fedavg,
-    "narrow": lambda s: fc.chain(fc.top_k(s, scope="global"), fc.uniform(5, stochastic=True)),
-    "wide": lambda s: fc.chain(fc.random_k(s), fc.random_k(0.1, rescale=True), fc.exponential(11)),
-    "sparse ternary": lambda s: fc.excluding(fc.chain(fc.top_k(s), fc.ternary()), min_size=2),
+    "narrow": lambda s: fc.chain(
+        fc.top_k(sparsity=s, scope="global"), fc.uniform(5, stochastic=True)
+    ),
+    "wide": lambda s: fc.chain(
+        fc.random_k(sparsity=s), fc.random_k(sparsity=0.1, rescale=True), fc.exponential(11)
+    ),
+    "sparse ternary": lambda s: fc.excluding(
+        fc.chain(fc.top_k(sparsity=s), fc.ternary()), min_size=2
+    ),
     "ternary": lambda s: fc.ternary(False),
-    "signs": lambda s: fc.chain(fc.random_k(s), fc.top_k(s), fc.sign()),
+    "signs": lambda s: fc.chain(fc.random_k(sparsity=s), fc.top_k(sparsity=s), fc.sign()),
     # "0" is the first leaf of a list.
     "most raw": lambda s: fc.excluding(fc.ce_fedavg(s), ["**/w", "0"]),
 }
@@ -217,8 +223,8 @@ def test_shapes_and_other_numbers_will_do():
 SMALL = {"a": np.float32([0.5, -2, 3, 1, 0, 7, -1]), "b": np.float32([1, -1, 4])}
 SMALL_ARRAYS = jax.tree.map(jnp.asarray, SMALL)
 SMALL_CODECS = {
-    "positions": fc.chain(fc.top_k(0.4), fc.uniform(3)),
-    "seed": fc.chain(fc.random_k(0.4), fc.ternary(False)),
+    "positions": fc.chain(fc.top_k(sparsity=0.4), fc.uniform(3)),
+    "seed": fc.chain(fc.random_k(sparsity=0.4), fc.ternary(False)),
 }
 
 
@@ -277,13 +283,13 @@ def test_other_codecs_and_other_trees_are_refused():
     codec, like = SMALL_CODECS["positions"], SMALL
     data = wire.encode(codec, SMALL)
     others = [
-        (fc.chain(fc.top_k(0.4), fc.uniform(4)), like),
-        (fc.chain(fc.top_k(0.4), fc.exponential(3)), like),
-        (fc.chain(fc.top_k(0.4, scope="global"), fc.uniform(3)), like),
-        (fc.chain(fc.top_k(0.4), fc.uniform(3), companions=fc.sign()), like),
+        (fc.chain(fc.top_k(sparsity=0.4), fc.uniform(4)), like),
+        (fc.chain(fc.top_k(sparsity=0.4), fc.exponential(3)), like),
+        (fc.chain(fc.top_k(sparsity=0.4, scope="global"), fc.uniform(3)), like),
+        (fc.chain(fc.top_k(sparsity=0.4), fc.uniform(3), companions=fc.sign()), like),
         (fc.excluding(codec, "a"), like),
         (fc.uniform(3), like),
-        (fc.random_k(0.4), like),
+        (fc.random_k(sparsity=0.4), like),
         (fc.Codec(), like),
         (codec, like | {"a": np.zeros((7, 1), np.float32)}),
         (codec, like | {"a": np.zeros(8, np.float32)}),
@@ -298,7 +304,7 @@ def test_other_codecs_and_other_trees_are_refused():
         with pytest.raises(ValueError, match=r"checksum .* of another codec or other shapes"):
             wire.decode(other, data, tree)
     # Numbers are no part of what must agree.
-    other = fc.chain(fc.top_k(0.9), fc.uniform(3))
+    other = fc.chain(fc.top_k(sparsity=0.9), fc.uniform(3))
     np.testing.assert_array_equal(
         wire.decode(other, data, like)["a"], wire.decode(codec, data, like)["a"]
     )
@@ -310,12 +316,14 @@ def test_what_the_checksum_starts_from():
     assert wire.description(codec, SMALL) == (
         "top_k\nuniform 16\nexponential 16\n['a'] [7] float32 0\n['b'] [3] float32 None"
     )
-    others = fc.chain(fc.random_k(0.5), fc.random_k(0.1, rescale=True), fc.sign())
+    others = fc.chain(fc.random_k(sparsity=0.5), fc.random_k(sparsity=0.1, rescale=True), fc.sign())
     assert wire.description(others, SMALL) == (
         "random_k\nrandom_k\nsign 2\nnone\nthreefry_partitionable True\n"
         "['a'] [7] float32 0\n['b'] [3] float32 1"
     )
-    others = fc.chain(fc.top_k(0.5, "global"), fc.random_k(0.1), fc.ternary())
+    others = fc.chain(
+        fc.top_k(sparsity=0.5, scope="global"), fc.random_k(sparsity=0.1), fc.ternary()
+    )
     assert wire.description(others, {"a": SMALL["a"]}) == (
         "top_k global\nrandom_k\nternary 3\nnone\n['a'] [7] float32 0"
     )
@@ -332,9 +340,9 @@ def test_a_seed_needs_the_senders_generator():
 
 
 def test_a_seed_needs_the_senders_sparsity():
-    data = wire.encode(fc.random_k(0.4), SMALL, KEY)
+    data = wire.encode(fc.random_k(sparsity=0.4), SMALL, KEY)
     with pytest.raises(ValueError, match=r"leaf 0, 'a': the seed marks 2 entries .* not 5"):
-        wire.decode(fc.random_k(0.8), data, SMALL)
+        wire.decode(fc.random_k(sparsity=0.8), data, SMALL)
 
 
 @pytest.mark.parametrize("name", ["nothing", "random_k", "ce_fedavg", "most raw"])
@@ -358,9 +366,9 @@ def test_what_is_not_finite_is_refused_by_its_path(name):
 
 def test_what_becomes_infinite_is_refused():
     large = jnp.full(100, 6e4, jnp.float16)
-    wire.encode(fc.random_k(0.9), {"w": large}, KEY)
+    wire.encode(fc.random_k(sparsity=0.9), {"w": large}, KEY)
     with pytest.raises(ValueError, match=r"tree\['w'\] and its codes must be finite"):
-        wire.encode(fc.random_k(0.9, rescale=True), {"w": large}, KEY)
+        wire.encode(fc.random_k(sparsity=0.9, rescale=True), {"w": large}, KEY)
 
 
 @pytest.mark.parametrize("name", ["nothing", "random_k", "ce_fedavg", "most raw"])
@@ -375,7 +383,7 @@ def test_a_coded_upload_that_is_not_finite_has_no_bytes(name, bad):
 
 def test_what_else_is_refused():
     with pytest.raises(ValueError, match="key must be given"):
-        wire.encode(fc.random_k(0.5), SMALL)
+        wire.encode(fc.random_k(sparsity=0.5), SMALL)
     with pytest.raises(ValueError, match="codec must be a Codec, got None"):
         wire.encode(None, SMALL)  # pyright: ignore
     with pytest.raises(ValueError, match="codec must be a Codec, got None"):
@@ -383,11 +391,11 @@ def test_what_else_is_refused():
     with pytest.raises(ValueError, match="truncated: 2 bytes wanted, and 0 are left"):
         wire.decode(fc.Codec(), b"", SMALL)
     with pytest.raises(ValueError, match=r"tree\['k'\] must be an array of numbers, got key<fry>"):
-        wire.encode(fc.top_k(0.5), {"a": SMALL["a"], "k": KEY})
+        wire.encode(fc.top_k(sparsity=0.5), {"a": SMALL["a"], "k": KEY})
     with pytest.raises(ValueError, match=r"tree\['k'\] must be an array of numbers, got <U4"):
-        wire.encode(fc.top_k(0.5), {"k": "text"})
+        wire.encode(fc.top_k(sparsity=0.5), {"k": "text"})
     with pytest.raises(ValueError, match=r"like\['k'\] must be an array of numbers, got key<fry>"):
-        wire.decode(fc.top_k(0.5), b"", {"k": KEY})
+        wire.decode(fc.top_k(sparsity=0.5), b"", {"k": KEY})
 
 
 def moments_of(params):

@@ -114,7 +114,7 @@ def test_each_point_has_its_own_price():
     """Bytes follow from a codec's numbers; steps from the federation's."""
 
     def sparse(sparsity):
-        return fo.compressed(fedavg(0.1), upload=fo.compression.top_k(sparsity))
+        return fo.compressed(fedavg(0.1), upload=fo.compression.top_k(sparsity=sparsity))
 
     grid = {"sparsity": [0.25, 0.75], "local_steps": [1, 4]}
     found = compare({"sparse": sparse}, grid=grid, seeds=1)

@@ -199,7 +199,9 @@ SAME = {
     "pfedme(inner_learning_rate=0.1, learning_rate=0.2, regularisation=15, inner_steps=5)": lambda: (
         fo.pfedme(optimizers.sgd(0.1), 15.0, 0.2, 5)
     ),
-    "ce_fedavg(learning_rate=0.1, sparsity=0.5)": lambda: fo.ce_fedavg(optimizers.adam(0.1), 0.5),
+    "ce_fedavg(learning_rate=0.1, sparsity=0.5)": lambda: fo.ce_fedavg(
+        optimizers.adam(0.1, b2=0.999, eps=1e-8, initial_v=0.0), 0.5
+    ),
     "fedavg(learning_rate=0.1) + weight_decay(rate=0.01) + clipped(max_norm=10)": lambda: (
         fo.clipped(fo.weight_decay(fo.fedavg(optimizers.sgd(0.1)), 0.01), 10.0)
     ),
@@ -213,7 +215,7 @@ SAME = {
     " + compressed(upload=[top_k(sparsity=0.9), uniform(bits=4)], download=uniform)": lambda: (
         fo.compressed(
             fo.fedavg(optimizers.sgd(0.1)),
-            compression.chain(compression.top_k(0.9), compression.uniform(4)),
+            compression.chain(compression.top_k(sparsity=0.9), compression.uniform(4)),
             compression.uniform(),
         )
     ),

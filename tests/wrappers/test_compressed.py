@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedjax_opt as fo
@@ -24,6 +25,7 @@ def _loss(variables, batch, key):
 
 MODEL = fo.Model(None, _loss)
 RNG = np.random.default_rng(0)
+ADAM = opt.adam(0.1, initial_v=0.0)
 START = {"w": RNG.normal(size=SIZE), "b": np.array(0.3)}
 
 
@@ -109,8 +111,8 @@ def exponentially(values, marks):
 def test_ce_fedavg_against_numpy():
     """Algorithm 2 of the thesis, with the moving Adam of the triples."""
     b1, b2, eps, s = 0.7, 0.9, 0.1, 0.6
-    states, _ = play(fo.ce_fedavg(opt.adam(LR, b1, b2, eps), sparsity=s))
-    x, m, v = START, combine(np.zeros_like, START), combine(np.ones_like, START)
+    states, _ = play(fo.ce_fedavg(opt.adam(LR, b1, b2, eps, initial_v=0.0), sparsity=s))
+    x, m, v = START, combine(np.zeros_like, START), combine(np.zeros_like, START)
     for t in range(3):
         data, total = batches(t), [combine(np.zeros_like, START) for _ in range(3)]
         for i, weight in enumerate(WEIGHTS):
@@ -134,11 +136,21 @@ def test_ce_fedavg_against_numpy():
         assert_models(states[t + 1], x)
 
 
+def test_ce_fedavg_warns_of_a_second_moment_that_starts_at_1():
+    """Whatever stands before it; what is not known is not asked."""
+    for adam in (opt.adam(LR), opt.chain(optax.clip(1.0), opt.yogi(LR))):
+        with pytest.warns(UserWarning, match="ce_fedavg: optimizer's second moment v starts at 1"):
+            fo.ce_fedavg(adam)
+    for adam in (opt.sgdm(LR), opt.adam(LR, initial_v=0.5), opt.adam(np.array([LR, LR]))):
+        fo.ce_fedavg(adam)
+    jax.eval_shape(lambda v: fo.ce_fedavg(opt.adam(LR, initial_v=v)), 1.0)
+
+
 def test_error_feedback_against_numpy():
     """Sparse signs of SGD's change and what was left out before; what is left stays at home."""
     algorithm = fo.compressed(
         fo.fedavg(opt.sgd(LR)),
-        upload=compression.chain(compression.top_k(0.7), compression.sign()),
+        upload=compression.chain(compression.top_k(sparsity=0.7), compression.sign()),
         error_feedback=True,
     )
     states, _ = play(algorithm)
@@ -188,7 +200,9 @@ def test_keeping_everything_changes_nothing(make):
     algorithm = make(opt.sgdm(LR, 0.5)) if make in (fo.fedgbo, fo.mfl) else make(opt.sgd(LR))
     # FedDC is refused with a memory.
     remembers = make is not fo.feddc
-    same = fo.compressed(algorithm, upload=compression.top_k(0.0), error_feedback=remembers)
+    same = fo.compressed(
+        algorithm, upload=compression.top_k(sparsity=0.0), error_feedback=remembers
+    )
     plain, coded = (play(a, 2)[0][-1] for a in (algorithm, same))
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15),
@@ -218,14 +232,16 @@ def test_parameters_and_controls_are_remembered_and_statistics_are_not():
         (fo.scaffold_m(opt.sgd(LR), 0.5), 2 * size["params"]),
         (fo.private(fo.scaffold(opt.sgd(LR)), "params/b"), 2 * SIZE),
     ):
-        coded = fo.compressed(algorithm, upload=compression.top_k(0.5), error_feedback=True)
+        coded = fo.compressed(
+            algorithm, upload=compression.top_k(sparsity=0.5), error_feedback=True
+        )
         error = jax.eval_shape(coded.init_client, variables).error
         assert sum(leaf.size for leaf in error) == kept
     # An upload without a model is one, as it is for the codec.
     bare = fo.fedavg(opt.sgd(LR))
     finish = bare.finish
     bare = bare._replace(finish=lambda local, context: (finish(local, context)[0].params, ()))
-    coded = fo.compressed(bare, upload=compression.top_k(0.5), error_feedback=True)
+    coded = fo.compressed(bare, upload=compression.top_k(sparsity=0.5), error_feedback=True)
     assert [leaf.size for leaf in jax.eval_shape(coded.init_client, variables).error] == [1, SIZE]
 
 
@@ -265,7 +281,7 @@ def distance(algorithm, rounds=150):
 
 def test_controls_need_their_memory():
     """SCAFFOLD's c stays the mean of all c_i: it reaches the optimum as without a codec."""
-    codec, scaffold = compression.top_k(0.5), fo.scaffold(opt.sgd(0.02))
+    codec, scaffold = compression.top_k(sparsity=0.5), fo.scaffold(opt.sgd(0.02))
     far = distance(fo.compressed(scaffold, upload=codec))
     near = distance(fo.compressed(scaffold, upload=codec, error_feedback=True))
     assert near < 1e-2 < 1 < far
@@ -277,7 +293,7 @@ def test_feddc_bears_codes_but_no_delay():
     coded = fo.compressed(feddc, upload=compression.uniform(4), error_feedback=True)
     assert distance(coded) < 1.1 * distance(feddc) < 0.1
     for wrapped in (feddc, fo.server_optimizer(feddc, opt.sgd(1.0)), fo.private(feddc, "params/b")):
-        late = fo.compressed(wrapped, upload=compression.top_k(0.5), error_feedback=True)
+        late = fo.compressed(wrapped, upload=compression.top_k(sparsity=0.5), error_feedback=True)
         with pytest.raises(ValueError, match=r"error_feedback=True diverges .* comes too late"):
             fo.first_state(late, START, NUM_CLIENTS)
 
@@ -332,7 +348,7 @@ def test_every_algorithm_is_wrapped_or_refused(name):
 RANDOM = fo.compressed(
     fo.mfl(opt.adam(LR, eps=0.1)),
     upload=compression.chain(
-        compression.random_k(0.5),
+        compression.random_k(sparsity=0.5),
         compression.uniform(4, stochastic=True),
         companions=compression.exponential(6, stochastic=True),
     ),
@@ -380,7 +396,7 @@ def test_what_is_sent_is_what_is_counted():
     ratio = plain.bytes_up / coded.bytes_up
     assert ratio == pytest.approx(tables.upload_ratio(0.6), rel=0.005)
     assert coded.bytes_down == plain.bytes_down
-    with_moments = fo.costs.of(fo.ce_fedavg(opt.adam(LR), 0.6), variables)
+    with_moments = fo.costs.of(fo.ce_fedavg(ADAM, 0.6), variables)
     assert 600_000 / with_moments.bytes_up == pytest.approx(
         tables.upload_ratio(0.6, moments=True), rel=0.005
     )
@@ -394,7 +410,7 @@ def test_what_is_sent_is_what_is_counted():
 
 def test_the_cost_of_a_traced_sparsity_is_not_known():
     def cost(sparsity):
-        return fo.costs.of(fo.ce_fedavg(opt.adam(LR), sparsity), fo.Variables({"w": jnp.zeros(9)}))
+        return fo.costs.of(fo.ce_fedavg(ADAM, sparsity), fo.Variables({"w": jnp.zeros(9)}))
 
     with pytest.raises(ValueError, match=r"sparsity is\s+traced"):
         jax.eval_shape(cost, 0.5)
@@ -416,7 +432,7 @@ def test_private_goes_inside():
 
 
 def test_one_codec_behind_the_other_is_a_chain():
-    once = fo.compressed(fo.fedavg(opt.sgd(LR)), upload=compression.top_k(0.5))
+    once = fo.compressed(fo.fedavg(opt.sgd(LR)), upload=compression.top_k(sparsity=0.5))
     for twice in (
         fo.compressed(once, upload=compression.uniform(8)),
         fo.compressed(once, upload=compression.uniform(8), error_feedback=True),
@@ -454,10 +470,10 @@ def test_a_client_that_diverges_is_not_made_to_look_well():
         ({}, "upload or download"),
         ({"upload": "top_k"}, "upload must be a Codec"),
         ({"download": 8}, "download must be a Codec"),
-        ({"download": compression.top_k(0.5)}, "download must not leave entries out"),
+        ({"download": compression.top_k(sparsity=0.5)}, "download must not leave entries out"),
         ({"download": compression.uniform(8), "error_feedback": True}, "error_feedback"),
         (
-            {"upload": compression.random_k(0.9, rescale=True), "error_feedback": True},
+            {"upload": compression.random_k(sparsity=0.9, rescale=True), "error_feedback": True},
             r"does not go with random_k\(rescale=True\)",
         ),
     ],

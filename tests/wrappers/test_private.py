@@ -148,7 +148,7 @@ SHARED = {
     "scaffold-2": ALGORITHMS["scaffold-2"],
     "moon": fo.moon(opt.sgd(LR)),
     "compressed": fo.compressed(
-        ALGORITHMS["fedavg"], fo.compression.top_k(0.5), fo.compression.uniform(8), True
+        ALGORITHMS["fedavg"], fo.compression.top_k(sparsity=0.5), fo.compression.uniform(8), True
     ),
     "server optimiser": fo.server_optimizer(ALGORITHMS["fedavg"], opt.sgd(LR)),
 }
