@@ -23,8 +23,8 @@ pytestmark = pytest.mark.slow  # bytes are made by NumPy, from codes that other 
 KEY = jax.random.key(1)
 CODECS = {
     "nothing": lambda s: fc.Codec(),
-    "top_k": fc.top_k,
-    "random_k": fc.random_k,
+    "top_k": lambda s: fc.top_k(sparsity=s),
+    "random_k": lambda s: fc.random_k(sparsity=s),
     "ce_fedavg": fc.ce_fedavg,
     "narrow": lambda s: fc.chain(
         fc.top_k(sparsity=s, scope="global"), fc.uniform(5, stochastic=True)
