@@ -1,6 +1,5 @@
 """Golomb-Rice codes against a coder that writes one character per bit, and published streams."""
 
-import itertools
 import json
 import math
 
@@ -97,31 +96,12 @@ def test_the_parameter_is_the_best_and_the_expectation_that_of_its_codes(s):
     assert costs[b] == min(costs.values())
 
 
-@pytest.mark.parametrize("s", [0.0, 0.6, 0.9, 0.95, 0.999])
-def test_random_indices_take_the_expected_bits(s):
-    kept = np.random.default_rng(0).random(200_000) >= s
-    indices = np.flatnonzero(kept)
-    total = golomb.encode(indices, golomb.parameter(s)).size
-    # Quotients have a standard deviation of at most 1.3 bits: four of the mean's.
-    tolerance = 4 * 1.3 / math.sqrt(indices.size)
-    assert abs(total / indices.size - golomb.expected_bits(s)) <= tolerance
-
-
-@jax.jit
-def size_by_a_running_maximum(kept, b):
-    """The plain way: the index before each is a running maximum."""
-    index = jnp.arange(kept.size, dtype=jnp.int32)
-    last = jax.lax.cummax(jnp.where(kept, index, -1))
-    previous = jnp.concatenate([jnp.full((1,), -1, jnp.int32), last[:-1]])
-    return jnp.sum(jnp.where(kept, ((index - previous - 1) >> b) + 1, 0), dtype=jnp.int32)
-
-
 in_program = jax.jit(golomb.unary_bits)
 
 
 @settings(max_examples=60)
 @given(
-    st.sampled_from([1, 31, 32, 33, 64, 300]),
+    st.sampled_from([0, 1, 31, 32, 33, 64, 300]),
     st.sampled_from([0.0, 0.01, 0.1, 0.5, 1.0]),
     st.integers(0, 10),
     st.integers(0, 2**32 - 1),
@@ -132,16 +112,7 @@ def test_the_size_inside_a_program(size, share, b, seed):
     unary = golomb.encode(indices, b).size - b * indices.size
     found = in_program(kept, jnp.int32(b))
     assert found.dtype == jnp.int32
-    assert int(found) == unary == int(size_by_a_running_maximum(kept, jnp.int32(b)))
-
-
-def test_the_size_of_every_small_set():
-    size = 9
-    sets = np.array(list(itertools.product([False, True], repeat=size)))
-    found = jax.jit(jax.vmap(golomb.unary_bits, (0, None)))(sets, jnp.int32(1))
-    wanted = [golomb.encode(np.flatnonzero(kept), 1).size - kept.sum() for kept in sets]
-    assert found.tolist() == wanted
-    assert int(golomb.unary_bits(jnp.zeros(0, bool), 3)) == 0
+    assert int(found) == unary
 
 
 parameters = jax.jit(jax.vmap(golomb.parameter_of, (0, None)))
