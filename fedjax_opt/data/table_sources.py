@@ -40,7 +40,7 @@ class Source(NamedTuple):
 
     origin: str
     columns: Mapping[str, Callable[[str], Raw]]
-    sha256: str | None = None  # None: in memory
+    sha256: str = ""  # in memory
     label: str | None = None
 
 
@@ -185,7 +185,7 @@ def _of_arrow(
     table: Any,
     origin: str,
     image_size: int | None,
-    sha256: str | None = None,
+    sha256: str = "",
     names: Mapping[str, list[str]] | None = None,
 ) -> Source:
     _check_names(table.column_names, origin)

@@ -1,7 +1,6 @@
 """One door for tables: whatever holds named columns becomes examples, labels and clients."""
 
 import contextlib
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -45,7 +44,7 @@ class Table(NamedTuple):
 
     Attributes:
       source: where it is from.
-      sha256: of its file or files, or of the values where it was in memory.
+      sha256: of its file or files; empty for what was in memory.
       examples: arrays `[n, ...]`: inputs `x`, and `y` if there is a label; or inputs under their own
         names, where they cannot be one array.
       columns: what each column was taken for.
@@ -181,15 +180,14 @@ def read_table(
         raise ValueError(f"encode is for text, but {source.origin} has no column of text.")
     if client is not None:
         said.append(Column(client, "client", (), f"{len(names)} clients"))
-    return Table(source.origin, source.sha256 or reader.digest(), examples, tuple(said), ids, names)
+    return Table(source.origin, source.sha256, examples, tuple(said), ids, names)
 
 
 class _Reader:
     """Reads columns that must be equally long, and knows whose each row is."""
 
     def __init__(self, source: Source) -> None:
-        self._source, self._hash = source, hashlib.sha256()
-        self._length: int | None = None
+        self._source, self._length = source, 0
         self.whose: list[str] = []
 
     def read(self, name: str) -> tuple[str, Raw]:
@@ -207,14 +205,7 @@ class _Reader:
         if isinstance(raw, Coded):
             known = (codes >= 0) & (codes < len(names))
             require(known, origin, f"have one of {len(names)} classes in each row", codes)
-        if self._source.sha256 is None:  # in memory: what is read is all that there is
-            content = repr(codes.tolist()).encode() if codes.dtype.hasobject else codes.tobytes()
-            about = (name, codes.dtype.str, codes.shape, names)
-            self._hash.update(repr(about).encode() + content)
         return origin, raw
-
-    def digest(self) -> str:
-        return self._hash.hexdigest()
 
     @contextlib.contextmanager
     def naming_clients(self) -> Iterator[None]:

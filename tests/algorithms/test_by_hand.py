@@ -91,26 +91,6 @@ def test_a_penalty_is_a_term_in_the_loss(name, wrapper):
     assert (helpers.distance(without.variables, wrapped.variables) > 1e-4) != flat
 
 
-def test_server_optimizer_around_scaffold_is_both_by_hand():
-    """SCAFFOLD's round, then Adam from the old model on the difference; c and c_i are SCAFFOLD's."""
-    params, rounds = _problem()
-    scaffold = fo.scaffold(opt.sgd(LR))
-    b1, b2, eps, rate = 0.6, 0.9, 0.05, 0.2
-    states = _play(fo.server_optimizer(scaffold, opt.adam(rate, b1, b2, eps)), params, rounds)
-    m, v = jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.ones_like, params)
-    x, by_hand = params, fo.first_state(scaffold, params, NUM_CLIENTS)
-    for rnd, ours in zip(rounds, states[1:], strict=True):
-        proposed = _play(scaffold, params, [rnd], state=by_hand)[-1]
-        d = jax.tree.map(lambda a, b: a - b, x, proposed.variables.params)
-        m = jax.tree.map(lambda m, d: b1 * m + (1 - b1) * d, m, d)
-        v = jax.tree.map(lambda v, d: b2 * v + (1 - b2) * d**2, v, d)
-        x = jax.tree.map(lambda x, m, v: x - rate * m / (jnp.sqrt(v) + eps), x, m, v)
-        by_hand = proposed._replace(server=proposed.server._replace(variables=fo.Variables(x)))
-        helpers.assert_close(ours.server.inner, by_hand.server, 1e-12)
-        helpers.assert_close(ours.clients, by_hand.clients, 1e-12)
-        helpers.assert_close((ours.server.optimizer.m, ours.server.optimizer.v), (m, v), 1e-12)
-
-
 # Local optimisers -----------------------------------------------------------------------------
 
 DECAYED = optax.add_decayed_weights(helpers.DECAY)

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import pathlib
 import zipfile
 
 import numpy as np
@@ -145,12 +146,10 @@ def test_every_form_gives_the_same_examples(form, tmp_path):
     assert table.client_data()[1]["x"][:, 0].tolist() == [1.5, 0.25, 2.0]
     kinds_said = " ".join(column.kind for column in table.columns)
     assert kinds_said == "numeric numeric categorical label client"
-    assert read_table(source, "who", "kind", kinds=kinds).sha256 == table.sha256
     if form in ("csv", "parquet", "npz"):
         assert table.sha256 == hashlib.sha256(source.read_bytes()).hexdigest()
-    else:
-        changed = dict(ROWS, size=[1.5, -2.0, 0.25, 1.0, 8.0, 3.0])
-        assert read_table(changed, "who", "kind", kinds=kinds).sha256 != table.sha256
+    in_memory = not isinstance(source, pathlib.Path)
+    assert bool(table.sha256) != in_memory
 
 
 def test_what_was_read_is_said():
