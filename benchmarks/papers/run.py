@@ -30,7 +30,6 @@ from fedjax_opt.core.tables import duration, table_lines
 from fedjax_opt.experiments import playing
 from fedjax_opt.experiments.comparing import facts, pricer
 from fedjax_opt.experiments.comparison import read, report
-from fedjax_opt.experiments.files import said
 from fedjax_opt.experiments.names import load_task
 from fedjax_opt.experiments.pricing import Device
 from fedjax_opt.experiments.specs import unknown
@@ -67,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(options)
     except (ValueError, OSError, ImportError) as error:
-        print(said(error), file=sys.stderr)
+        print(error, file=sys.stderr)
         return 2
 
 
@@ -92,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
                 federation, loaded = _load(options, part), part.experiment.task
             except (ValueError, OSError, ImportError) as error:
                 # A plan of the other parts is better than none.
-                missing.append(f"{part.name}: cannot be planned without its data. {said(error)}")
+                missing.append(f"{part.name}: cannot be planned without its data. {error}")
                 if not options.dry_run or len(missing) == len(parts):
                     raise
                 print(missing[-1])
@@ -112,7 +111,7 @@ def _load(options: argparse.Namespace, part: Part) -> Federation:
     except (ValueError, OSError) as error:
         if str(part.experiment.task.arguments.get("folder", "")).startswith(options.leaf):
             raise ValueError(
-                f"{said(error)} Give LEAF's repository, with this data set made in it, by --leaf DIR."
+                f"{error} Give LEAF's repository, with this data set made in it, by --leaf DIR."
             ) from error
         raise
 

@@ -11,13 +11,13 @@ from fedjax_opt.cli import (
     data,
     demo,
     experiments,
+    export,
     launch,
     listing,
     plan,
     report,
     together,
 )
-from fedjax_opt.experiments.files import said
 from fedjax_opt.experiments.specs import unknown
 
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError) as error:
         # The library names the argument, its value and what is allowed, or what is to be installed:
         # that is all a user needs.
-        print(f"fedjax-opt: {said(error)}", file=sys.stderr)
+        print(f"fedjax-opt: {error}", file=sys.stderr)
         together.leave(2)
         return 2
     except KeyboardInterrupt as error:
@@ -56,7 +56,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(
         title="commands", required=True, metavar="COMMAND", dest="chosen"
     )
-    for command in (demo, experiments, report, listing, plan, data, launch):
+    for command in (demo, experiments, export, report, listing, plan, data, launch):
         command.add_parser(commands)
     if arguments and arguments[0][:1] != "-" and arguments[0] not in commands.choices:
         raise unknown("command", arguments[0], commands.choices, "`fedjax-opt --help` shows all.")

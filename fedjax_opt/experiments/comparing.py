@@ -180,8 +180,7 @@ def _play(
 
     def write(told: Progress) -> None:
         for trial, variables in told.models:
-            if trial.seed == trials[0].seed:
-                directory.save_model(trial.name, variables)
+            directory.save_model(trial.name, variables)
         records = []
         for trial, record in zip(told.trials, told.records, strict=True):
             if "diverged" in record and id(trial.federation.clients) not in looked_at:
@@ -407,9 +406,7 @@ class _Bar:
         self._bar.update(told.done - self._bar.n)
         for trial, record in zip(told.trials, told.records, strict=True):
             if "diverged" in record and not self._bar.disable:
-                self._bar.write(
-                    f"{trial.name}, seed {trial.seed}: {record['diverged']}", file=sys.stderr
-                )
+                self._bar.write(f"{trial.name}: {record['diverged']}", file=sys.stderr)
         self.check()
 
     def __enter__(self) -> "_Bar":

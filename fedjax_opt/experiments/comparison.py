@@ -11,10 +11,11 @@ import numpy as np
 from fedjax_opt.core import Variables
 from fedjax_opt.core.tables import duration, number, table_lines
 from fedjax_opt.experiments import results, rundir
-from fedjax_opt.experiments.files import explained
 from fedjax_opt.experiments.report import About, draw, panels, save_plots, write_report
 from fedjax_opt.experiments.results import Curves, Measured, Rule
 from fedjax_opt.experiments.specs import unknown
+from fedjax_opt.experiments.trials import model_name
+from fedjax_opt.storage import durable, save_model
 
 _SHOWN = 20  # points of a grid in a table; all are in the records
 
@@ -27,7 +28,7 @@ class Comparison:
       about: `status` ('finished', 'interrupted', 'failed', or 'running' if it still is, or was killed),
         `seconds`, `seeds`, `versions`, `machine` and `facts`.
       records: mappings with `label`, `hyperparameters`, `seed`, `round` and scalars by name.
-      models: the final models by name and seed, of a comparison that has no directory.
+      models: the final models by name, of a comparison that has no directory.
       path: its directory.
       labels: whose final models the directory holds; see `experiments.read_model`.
 
@@ -94,6 +95,64 @@ class Comparison:
           baseline: a label; None for that of the comparison.
         """
         return results.measure(self.best(), self.rule, baseline or self.options.get("baseline"))
+
+    def model(self, algorithm: str | None = None, seed: int | None = None) -> Variables:
+        """A final model, such as `fo.save_model` writes and `Federation(initial=...)` starts from.
+
+        Args:
+          algorithm: whose, at its best point; None for that of the best algorithm.
+          seed: of which run; None for the best.
+        """
+        return self._model(*self._run(algorithm, seed))
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        algorithm: str | None = None,
+        seed: int | None = None,
+    ) -> pathlib.Path:
+        """Writes a final model by `fo.save_model`, and beside it what run it is from.
+
+        Args:
+          path: where; its ending is the form.
+          algorithm: whose, at its best point; None for that of the best algorithm.
+          seed: of which run; None for the best.
+        """
+        one, seed = self._run(algorithm, seed)
+        about = {"algorithm": one.label, "hyperparameters": one.hyperparameters, "seed": seed}
+        values = one.values(self.rule.metric)[one.seeds.index(seed)]
+        about |= {"round": int(one.rounds[-1]), self.rule.metric: float(values[-1])}
+        return save_model(self._model(one, seed), path, about)
+
+    def _run(self, algorithm: str | None, seed: int | None) -> tuple[Curves, int]:
+        found = self.best()
+        labels = [one.label for one in found]
+        if algorithm is not None and algorithm not in labels:
+            raise unknown("algorithm", algorithm, labels, f"There are {', '.join(labels)}.")
+        found = [one for one in found if algorithm in (None, one.label) and len(one.rounds)]
+        if not found:
+            raise ValueError(f"{algorithm or self.path} has no evaluation yet, by which to choose.")
+        one, best = results.best_run(found, self.rule)
+        if seed is not None and seed not in one.seeds:
+            known = ", ".join(map(str, one.seeds))
+            raise ValueError(f"seed must be one of {known}, which {one.label} ran, got {seed}.")
+        chosen = best if seed is None else seed
+        if chosen in one.diverged:
+            raise ValueError(
+                f"{one.label} with seed {chosen} diverged in round {one.diverged[chosen]}: its model is"
+                " of no use. Choose another algorithm or seed."
+            )
+        return one, chosen
+
+    def _model(self, one: Curves, seed: int) -> Variables:
+        name = model_name(one.label, one.hyperparameters, seed)
+        if self.path is None:
+            found = self.models.get(name)
+        else:
+            found = rundir.read_model(self.path, name) if name in self.labels else None
+        if found is None:
+            raise ValueError(f"There is no model of {name}: that run has not ended.")
+        return found
 
     def table(self) -> str:
         """The results as text: each algorithm at its best point, and of one alone all points."""
@@ -292,7 +351,7 @@ def report(
         beside=beside,
         differing={name: [values[i] for i in owners] for name, values in differing.items()},
     )
-    with explained(page):
+    with durable.named(page, "cannot be written"):
         if plots is not None:
             save_plots(plots, results.measure(curves, rules[0], baseline))
         return write_report(page, about, curves, rules[0])

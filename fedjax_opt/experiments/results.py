@@ -260,10 +260,31 @@ def best(found: Sequence[Curves], by: Rule) -> list[Curves]:
 
 
 def _rank(curve: Curves, by: Rule) -> tuple[float, float]:
-    sign = 1.0 if by.maximise else -1.0
-    mean = float(np.mean(score(curve, by)))
-    first = -mean if by.criterion == "rounds_to_target" else sign * mean
-    return first, sign * float(np.mean(score(curve, by._replace(criterion="best"))))
+    ranks = (seed_ranks(curve, by._replace(criterion=name)) for name in (by.criterion, "best"))
+    first, second = (float(np.mean(each)) for each in ranks)
+    return first, second
+
+
+def seed_ranks(curve: Curves, by: Rule) -> np.ndarray:
+    """The score of each seed `[seeds]`, with its sign turned where less is better."""
+    more = by.maximise and by.criterion != "rounds_to_target"
+    return score(curve, by) if more else -score(curve, by)
+
+
+def best_run(found: Sequence[Curves], by: Rule) -> tuple[Curves, int]:
+    """The best of several points, and its best seed; the first where all diverged.
+
+    Args:
+      found: of `best`.
+      by: of `rule`.
+    """
+    by = by.choosing
+    ranks = [
+        np.nan_to_num(np.mean(seed_ranks(one, by)), nan=-np.inf, posinf=np.inf) for one in found
+    ]
+    chosen = found[int(np.argmax(ranks))]
+    seeds = np.nan_to_num(seed_ranks(chosen, by), nan=-np.inf, posinf=np.inf)
+    return chosen, chosen.seeds[int(np.argmax(seeds))]
 
 
 class Interval(NamedTuple):

@@ -3,7 +3,7 @@
 config.toml       what was run
 about.json        status, seconds, seeds, versions, machine, facts of the federation
 history.jsonl     one line for each trial and evaluated round
-models/LABEL.npz  final models, arrays by the paths of their leaves
+models/NAME.npz   final models, as `fo.save_model` writes them, and what each is in NAME.json
 states/           of each run, to go on from there: after a kill, or for more rounds
 """
 
@@ -17,6 +17,7 @@ import platform
 import re
 import time
 import tomllib
+import urllib.parse
 import zlib
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
@@ -28,12 +29,11 @@ import numpy as np
 
 from fedjax_opt.core import Variables, checks
 from fedjax_opt.execution import distributed
-from fedjax_opt.experiments import arrays, files
-from fedjax_opt.experiments.arrays import read_model as read_model
+from fedjax_opt.storage import durable, load_model, save_model
 from fedjax_opt.version import __version__
 
 _CONFIG, _ABOUT, _HISTORY = "config.toml", "about.json", "history.jsonl"
-_STATES = "states"
+_STATES, _MODELS = "states", "models"
 _FORMAT, _VERSION = "fedjax_opt run", 1
 # Keys that say how curves are judged, and change none.
 _OF_THE_VERDICT = ("metric", "criterion", "target", "smoothing", "baseline")
@@ -90,17 +90,17 @@ def read(path: str | os.PathLike[str]) -> Results:
         inside = sorted(str(about.parent) for about in folder.glob(f"*/{_ABOUT}"))
         hint = f" It holds others that are runs: {', '.join(inside)}." if inside else ""
         raise ValueError(f"{folder} holds no run: {_ABOUT} is missing.{hint}")
-    about = files.unsealed(files.read_bytes(folder / _ABOUT), str(folder / _ABOUT))
+    about = durable.read_json(folder / _ABOUT)
     if (about.get("format"), about.get("version")) != (_FORMAT, _VERSION):
         raise ValueError(
             f"{folder / _ABOUT} must describe a {_FORMAT!r} of version {_VERSION}, got"
             f" {about.get('format')!r} of version {about.get('version')!r}."
         )
-    config = files.read_bytes(folder / _CONFIG)
+    config = durable.read(folder / _CONFIG)
     # A run that is extended has another one, which a kill may have left unwritten.
     if zlib.crc32(config) not in (about["config_crc32"], about.get("next_config_crc32")):
         raise ValueError(f"{folder / _CONFIG} is damaged: it is not what the run was begun with.")
-    lines, torn = files.read_lines(folder / _HISTORY)
+    lines, torn = durable.read_lines(folder / _HISTORY)
     if about["status"] != "running" and (torn or len(lines) != about["records"]):
         raise ValueError(
             f"{folder / _HISTORY} is damaged: it must hold the {about['records']} lines that were"
@@ -110,8 +110,44 @@ def read(path: str | os.PathLike[str]) -> Results:
     for number, line in enumerate(lines, 1):
         record = _read_record(line, f"Line {number} of {folder / _HISTORY}")
         records[json.dumps([record[name] for name in _KINDS], sort_keys=True)] = record
-    labels = arrays.labels(folder)
+    names = sorted(file.stem for file in (folder / _MODELS).glob("*.npz"))
+    labels = [urllib.parse.unquote(name) for name in names]
     return Results(config.decode(), about, list(records.values()), labels)
+
+
+def read_model(
+    path: str | os.PathLike[str], label: str, like: Variables | None = None
+) -> Variables:
+    """Reads the final model of a label; `fo.save_model` writes it elsewhere.
+
+    Args:
+      path: the run directory.
+      label: whose model, with the point of a grid and the seed, as in 'fedavg (mu=0.1), seed 0'.
+      like: variables of the same model, as for `fo.load_model`; None for nested dicts.
+
+    Returns:
+      The variables.
+
+    Raises:
+      ValueError: if there is none, if it is damaged, or if it is of another model.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import jax.numpy as jnp
+      >>> import fedjax_opt as fo
+      >>> from fedjax_opt.experiments.rundir import RunDirectory, read_model
+      >>> home = pathlib.Path(tempfile.mkdtemp()) / "run"
+      >>> variables = fo.Variables({"w": jnp.ones(3)})
+      >>> with RunDirectory(home, config="rounds = 10") as run:
+      ...     run.save_model("fedavg", variables)
+      >>> read_model(home, "fedavg").params["w"].tolist()
+      [1.0, 1.0, 1.0]
+    """
+    return load_model(_model_file(pathlib.Path(path), label), like)
+
+
+def _model_file(folder: pathlib.Path, label: str) -> pathlib.Path:
+    return folder / _MODELS / f"{urllib.parse.quote(label, safe=' ()=,+@')}.npz"
 
 
 class RunDirectory:
@@ -155,7 +191,7 @@ class RunDirectory:
         self.records: list[dict[str, Any]] = []
         self.states = self.path / _STATES
         self._opened = time.perf_counter()
-        with files.explained(self.path):
+        with durable.named(self.path, "cannot be written"):
             self.path.mkdir(parents=True, exist_ok=True)
         if (self.path / _ABOUT).exists():
             found = read(self.path)
@@ -170,7 +206,7 @@ class RunDirectory:
             _check_free(self.path, config)
             self._about = {**describe(), **about, "trials": dict(trials), "seconds": 0.0}
             self._about["config_crc32"] = zlib.crc32(config.encode())
-        self._lines = files.Lines(self.path / _HISTORY)
+        self._lines = durable.Lines(self.path / _HISTORY)
         try:
             self._begin(config)
         except BaseException:
@@ -182,7 +218,7 @@ class RunDirectory:
         crc = zlib.crc32(config.encode())
         if (self.path / _ABOUT).exists() and crc != self._about["config_crc32"]:
             self._note("running", next_config_crc32=crc)
-        files.write_whole(self.path / _CONFIG, config.encode())
+        durable.replace(self.path / _CONFIG, config.encode())
         self._about["config_crc32"] = crc
         self._note("running")  # the last to be written: from now on the directory holds a run
 
@@ -193,16 +229,16 @@ class RunDirectory:
           records: mappings with `label`, `hyperparameters`, `seed`, `round` and scalars by name, such as
             `Progress.records`. A number that is not finite is written as null, and read as NaN.
         """
-        self._lines.append([files.sealed(_plain(record)) for record in records])
+        self._lines.append([durable.sealed(_plain(record)) for record in records])
 
     def save_model(self, label: str, variables: Variables) -> None:
-        """Writes a final model as a `.npz` file: arrays by paths such as 'params/layer/kernel'.
+        """Writes a final model by `fo.save_model`: arrays by paths such as 'params/layer/kernel'.
 
         Args:
           label: whose it is; an earlier one of this label is replaced.
           variables: the model.
         """
-        arrays.write_model(self.path, label, variables)
+        save_model(variables, _model_file(self.path, label), {"label": label})
 
     def close(self, status: str = "finished") -> None:
         """Notes how the run ended, and lets go of the directory.
@@ -216,10 +252,10 @@ class RunDirectory:
 
     def _note(self, status: str, **more: Any) -> None:
         seconds = self._about["seconds"] + time.perf_counter() - self._opened
-        written = len(files.read_lines(self.path / _HISTORY)[0])
+        written = len(durable.read_lines(self.path / _HISTORY)[0])
         about = self._about | {"status": status, "seconds": seconds, "records": written}
         about = {k: v for k, v in about.items() if k != "next_config_crc32"} | more
-        files.write_whole(self.path / _ABOUT, f"{files.sealed(about, indent=1)}\n".encode())
+        durable.write_json(self.path / _ABOUT, about)
 
     def __enter__(self) -> "RunDirectory":
         return self
@@ -273,10 +309,10 @@ def opened(
         try:
             directory = RunDirectory(path, config, about, trials)
             found["records"] = directory.records
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             if not distributed.is_joined():
                 raise
-            found["error"] = files.said(error)
+            found["error"] = str(error)
     found = distributed.from_first(found)
     if found["error"]:
         raise ValueError(found["error"])
@@ -347,7 +383,7 @@ def _check_same(path: pathlib.Path, found: Results, config: str, trials: Mapping
 
 def _check_free(path: pathlib.Path, config: str) -> None:
     """Refuses a directory that holds anything but what a kill may leave of a run just begun."""
-    there = {file.name.removesuffix(files.PARTIAL) for file in path.iterdir()}
+    there = {file.name.removesuffix(durable.PARTIAL) for file in path.iterdir()}
     foreign = there - {_CONFIG, _ABOUT, _HISTORY}
     begun = {_CONFIG: config.encode(), _HISTORY: b""}
     foreign |= {
@@ -395,7 +431,7 @@ def _plain(value: Any) -> Any:
 
 
 def _read_record(line: bytes, where: str) -> dict[str, Any]:
-    record = files.unsealed(line, where)
+    record = durable.unsealed(line, where)
     for name, kind in _KINDS.items():
         if not isinstance(record.get(name), kind):
             raise ValueError(f"{where} must have a {name} of type {kind.__name__}, got {record}.")

@@ -55,9 +55,14 @@ class Trial(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What its final model is called: the label, and the point if there is one."""
-        point = ", ".join(f"{name}={value}" for name, value in self.point.items())
-        return f"{self.label} ({point})" if point else self.label
+        """What its final model is called: the label, the point if there is one, and the seed."""
+        return model_name(self.label, self.point, self.seed)
+
+
+def model_name(label: str, point: Mapping[str, Any], seed: int) -> str:
+    """What the final model of a run is called."""
+    shown = ", ".join(f"{name}={value}" for name, value in point.items())
+    return f"{label} ({shown}), seed {seed}" if shown else f"{label}, seed {seed}"
 
 
 class Trials(NamedTuple):

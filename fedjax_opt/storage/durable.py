@@ -19,6 +19,9 @@ except ImportError:  # Windows has no such locks: there two runs in one folder g
 
 # What a disk answers that has no locks, as Lustre without `-o flock` and NFS without its daemon.
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
+_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+#: The end of the name of a file that is not whole yet.
+PARTIAL = ".new"
 
 
 class Lock:
@@ -69,12 +72,18 @@ def named(path: pathlib.Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"{path} {what}: {error.strerror or error}.") from error
+        why = f"{error.strerror or error}."
+        if error.errno in _FULL:
+            why = (
+                "the disk is full. What was written before is kept: free some space, and start the same"
+                " run once more to continue it."
+            )
+        raise ValueError(f"{path} {what}: {why}") from error
 
 
 def replace(path: pathlib.Path, content: bytes) -> None:
     """Puts a file in its place at once: whoever reads it finds the old one or the new one."""
-    fresh = path.with_name(path.name + ".new")
+    fresh = path.with_name(path.name + PARTIAL)
     try:
         with named(path, "cannot be written"):
             with open(fresh, "wb") as file:
@@ -122,24 +131,76 @@ def verify(folder: pathlib.Path, sealed: Mapping[str, str]) -> None:
             raise ValueError(f"{folder / name} is damaged: its SHA-256 is not what was written.")
 
 
-def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
-    """Writes a JSON file with its checksum."""
-    checked = content | {"crc32": _crc32(content)}
-    replace(path, json.dumps(checked, indent=1).encode())
+class Lines:
+    """A file of lines that only grows, kept open and locked against a second writer.
+
+    Args:
+      path: the file; made if missing. An incomplete last line is cut off.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path, self._lock = path, Lock(path)
+        flags = os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0)
+        with named(path, "cannot be written"):
+            self._file = os.open(path, flags)
+            os.ftruncate(self._file, path.read_bytes().rfind(b"\n") + 1)
+
+    def append(self, lines: list[str]) -> None:
+        """Adds lines, all of them or none; they are on the disk when it returns."""
+        left = memoryview("".join(f"{line}\n" for line in lines).encode())
+        end = os.fstat(self._file).st_size
+        try:
+            with named(self._path, "cannot be written"):
+                while left:
+                    left = left[os.write(self._file, left) :]
+                os.fsync(self._file)
+        except BaseException:
+            os.ftruncate(self._file, end)
+            raise
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        os.close(self._file)
+        self._lock.close()
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Reads a JSON file, and compares its checksum."""
+def read(path: pathlib.Path) -> bytes:
+    """All of a file."""
     with named(path, "cannot be read"):
-        text = path.read_bytes()
+        return path.read_bytes()
+
+
+def read_lines(path: pathlib.Path) -> tuple[list[bytes], bool]:
+    """The lines of a file, and whether a part of one follows them."""
+    *lines, rest = read(path).split(b"\n")
+    return lines, bool(rest)
+
+
+def sealed(content: Mapping[str, Any], indent: int | None = None) -> str:
+    """A mapping as JSON, with its checksum."""
+    return json.dumps({**content, "crc32": _crc32(content)}, indent=indent)
+
+
+def unsealed(text: bytes, where: object) -> dict[str, Any]:
+    """What was sealed, if it has its checksum still; `where` is named if not."""
     try:
         found = json.loads(text)
         expected = found.pop("crc32")
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: it is no JSON with a checksum.") from error
+        raise ValueError(f"{where} is damaged: it is no JSON with a checksum.") from error
     if expected != _crc32(found):
-        raise ValueError(f"{path} is damaged: its checksum is not that of what it holds.")
+        raise ValueError(f"{where} is damaged: its checksum is not that of what it holds.")
     return found
+
+
+def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
+    """Writes a JSON file with its checksum."""
+    replace(path, f"{sealed(content, indent=1)}\n".encode())
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """Reads a JSON file, and compares its checksum."""
+    return unsealed(read(path), path)
 
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:

@@ -1,6 +1,7 @@
 """A model's weights in files that other programs read.
 
     model.safetensors   named arrays
+    model.npz           named arrays as NumPy writes them, which needs no other package
     model.msgpack       as Flax writes them
     model               a folder, as orbax writes it
 
@@ -10,9 +11,11 @@ it is read, and none is packed: a small file cannot become a large array.
 
 import hashlib
 import importlib
+import io
 import json
 import os
 import pathlib
+import zipfile
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
@@ -24,7 +27,7 @@ import numpy as np
 from fedjax_opt.core import Variables
 from fedjax_opt.storage import durable
 
-_ENDINGS = (".safetensors", ".msgpack")
+_ENDINGS = (".safetensors", ".npz", ".msgpack")
 
 
 def save_model(
@@ -36,8 +39,8 @@ def save_model(
 
     Args:
       variables: the model's variables, such as `result.state.variables`, or any pytree of arrays.
-      path: where; `.safetensors` and `.msgpack` (Flax's form) are files, any other name is a folder of
-        orbax's. What is there is replaced, but for a folder, which must be new.
+      path: where; `.safetensors`, `.npz` (NumPy's form) and `.msgpack` (Flax's) are files, any other
+        name is a folder of orbax's. What is there is replaced, but for a folder, which must be new.
       about: what else the description shall say: JSON values by name.
 
     Returns:
@@ -60,6 +63,10 @@ def save_model(
         path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".safetensors":
         durable.replace(path, _module("safetensors.numpy", "models").save(arrays))
+    elif path.suffix == ".npz":
+        content = io.BytesIO()
+        np.savez(content, **arrays)
+        durable.replace(path, content.getvalue())
     elif path.suffix == ".msgpack":
         pack = _module("flax.serialization", "models").msgpack_serialize
         durable.replace(path, pack(_nested(arrays)))
@@ -142,20 +149,36 @@ def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
             return _named(checkpoint.PyTreeCheckpointer().restore(path.absolute()))
         except Exception as error:  # orbax's own, of many kinds
             raise ValueError(f"{path} cannot be read by orbax: {error}") from error
-    with durable.named(path, "cannot be read"):
-        content = path.read_bytes()
+    content = durable.read(path)
     _check_checksum(path, content)
     try:
         if path.suffix == ".safetensors":
             # Not `load` of the content, which knows no bfloat16.
             return _module("safetensors.numpy", "models").load_file(path)
+        if path.suffix == ".npz":
+            return _of_npz(path, content)
         if path.suffix == ".msgpack":
             return _named(_module("flax.serialization", "models").msgpack_restore(content))
     except ImportError:
         raise
     except Exception as error:  # of Rust's and msgpack's readers
         raise ValueError(f"{path} is damaged, or no {path.suffix} file: {error}") from error
-    raise ValueError(f"path must end in .safetensors or .msgpack, or be a folder, got {path}.")
+    raise ValueError(
+        f"path must end in .safetensors, .npz or .msgpack, or be a folder, got {path}."
+    )
+
+
+def _of_npz(path: pathlib.Path, content: bytes) -> dict[str, np.ndarray]:
+    if any(part.compress_type for part in zipfile.ZipFile(io.BytesIO(content)).infolist()):
+        raise ValueError("it is packed: write it by np.savez.")
+    with np.load(io.BytesIO(content), allow_pickle=False) as held:
+        found = {name: held[name] for name in held.files}
+    unnamed = [name for name, array in found.items() if array.dtype.kind == "V"]
+    if unnamed:  # bfloat16 and others that NumPy's files have no name for, but the description has
+        kinds = json.loads(durable.read(_description(path)))["arrays"]
+        for name in unnamed:
+            found[name] = found[name].view(jax.numpy.dtype(kinds[name].partition("[")[0]))
+    return found
 
 
 def _check_checksum(path: pathlib.Path, content: bytes) -> None:

@@ -110,7 +110,7 @@ def test_a_run_equals_simulate_and_its_model_can_be_read(command, folder):
     np.testing.assert_allclose(
         found.values("accuracy")[0], expected.evaluations["accuracy"], rtol=1e-6
     )
-    model = fo.experiments.read_model(folder / "alone", "fedavg", like=expected.variables)
+    model = fo.experiments.read_model(folder / "alone", "fedavg, seed 0", like=expected.variables)
     for ours, theirs in zip(model.params.values(), expected.variables.params.values(), strict=True):
         for name in ours:
             np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5, atol=1e-7)

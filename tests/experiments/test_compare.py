@@ -79,8 +79,35 @@ def test_it_says_what_it_is(both, tmp_path):
     assert "Two &amp; more" in page.read_text() and (tmp_path / "page.csv").exists()
     again = read(both.save(tmp_path / "saved"))
     assert in_order(again) == in_order(both) and again.table() == table
-    assert again.labels == ["FedAvg (rate=0.01)", "FedAvg (rate=0.1)", "FedProx (rate=0.01)",
-                            "FedProx (rate=0.1)"]  # fmt: skip
+    assert again.labels == [
+        f"{label} (rate={rate}), seed {seed}"
+        for label in ("FedAvg", "FedProx") for rate in (0.01, 0.1) for seed in (0, 1)
+    ]  # fmt: skip
+    path = again.export(tmp_path / "best.npz", "FedProx", seed=1)
+    told = json.loads((tmp_path / "best.json").read_text())["about"]
+    assert (told["algorithm"], told["hyperparameters"], told["seed"]) == (
+        "FedProx",
+        {"rate": 0.1},
+        1,
+    )
+    for one in (both, again):
+        leaves = (jax.tree.leaves(x.params) for x in (fo.load_model(path), one.model("FedProx", 1)))
+        for ours, theirs in zip(*leaves, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    lowest = {
+        one.label: one.values("loss").min(axis=1)
+        for one in both.curves if one.hyperparameters == {"rate": 0.1}
+    }  # fmt: skip
+    label = min(lowest, key=lambda name: lowest[name].mean())
+    again.export(tmp_path / "any.npz")
+    told = json.loads((tmp_path / "any.json").read_text())["about"]
+    assert (told["algorithm"], told["seed"]) == (label, int(np.argmin(lowest[label])))
+    for wrong, message in (
+        ({"algorithm": "FedAvgg"}, "Did you mean 'FedAvg'"),
+        ({"seed": 7}, "seed must be one of 0, 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            again.model(**wrong)
 
 
 def test_one_algorithm_has_all_points_in_its_table():

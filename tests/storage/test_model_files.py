@@ -14,11 +14,13 @@ VARIABLES = fo.Variables(
     {"dense": [{"w": jnp.arange(6.0).reshape(3, 2)}, {"w": jnp.ones((2, 2), jnp.bfloat16)}]},
     {"count": jnp.int32(7), "mean": jnp.array([0.5, -0.5])},
 )
-ENDINGS = (".safetensors", ".msgpack", "")
+ENDINGS = (".safetensors", ".npz", ".msgpack", "")
 
 
 def written(folder, ending, variables=VARIABLES, **options):
-    pytest.importorskip({".safetensors": "safetensors", ".msgpack": "flax"}.get(ending, "orbax"))
+    pytest.importorskip(
+        {".safetensors": "safetensors", ".npz": "numpy", ".msgpack": "flax"}.get(ending, "orbax")
+    )
     return fo.save_model(variables, folder / f"model{ending}", **options)
 
 
@@ -73,7 +75,7 @@ def test_another_model_is_refused(tmp_path, ending, like, message):
         fo.load_model(written(tmp_path, ending), like=like)
 
 
-@pytest.mark.parametrize("ending", (".safetensors", ".msgpack"))
+@pytest.mark.parametrize("ending", (".safetensors", ".npz", ".msgpack"))
 @pytest.mark.parametrize("described", (True, False))
 def test_a_damaged_file_is_refused(tmp_path, ending, described):
     path = written(tmp_path, ending)
@@ -99,7 +101,7 @@ def test_links_in_a_folder_are_not_followed(tmp_path):
     ("call", "message"),
     [
         (lambda folder: fo.load_model(folder / "none.safetensors"), "none.safetensors cannot be read"),
-        (lambda folder: fo.load_model(__file__), "path must end in .safetensors or .msgpack"),
+        (lambda folder: fo.load_model(__file__), "path must end in .safetensors, .npz or"),
         (lambda folder: fo.save_model({}, folder / "m.msgpack"), "at least one array"),
         (
             lambda folder: fo.save_model({"a/b": 1.0, "a": {"b": 2.0}}, folder / "m.msgpack"),
