@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_opt.core import first_state
+from fedjax_opt.core.calls import without_call
 from fedjax_opt.core.controller import first_algorithm
 from fedjax_opt.core.federation import Federation, initial_variables, with_controllers
 from fedjax_opt.core.struct import changed
@@ -165,7 +166,7 @@ class Shared(NamedTuple):
 
 def nouns(algorithm: Any, federation: Federation) -> Any:
     """All that may differ between trials in numbers alone: the algorithm, and fields of a federation."""
-    return algorithm, {
+    return without_call(algorithm), {
         name: getattr(federation, name) for name in ("cohort", "local_steps", "guard")
     }
 
