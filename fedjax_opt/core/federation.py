@@ -270,7 +270,7 @@ def check_nouns(algorithm: object, federation: object, call: str) -> Algorithm:
             "federation must be a Federation, such as fo.Federation(model, clients, cohort=10,"
             f" local_steps=10), got {type(federation).__name__}: fo.{call}."
         )
-    return first_algorithm(algorithm)
+    return algorithm if isinstance(algorithm, Algorithm) else first_algorithm(algorithm)
 
 
 def _checked_clients(clients: Any) -> Any:

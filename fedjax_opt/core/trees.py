@@ -17,20 +17,15 @@ class Coded:
 
     It is what was sent, so it is not to be computed with: arithmetic on it is refused. Take its `inner`,
     or change what is sent before it is coded.
-
-    Attributes:
-      inner: its value, as the receiver reads it.
-      num_bytes: what travels, int32.
-      expected_bytes: what travels on average, where it is known before any value is; else None.
-      codec: what coded it.
-      payload: the codes themselves, of which `compression.bytes_of_coded` makes the bytes; None
-        where the value is no longer the one that was coded.
     """
 
-    inner: Tree
-    num_bytes: Number
+    inner: Tree  # its value, as the receiver reads it
+    num_bytes: (
+        Number  # what travels, int32; below, on average, where that is known before any value
+    )
     expected_bytes: float | None = dataclasses.field(default=None, metadata={"static": True})
-    codec: Tree = None
+    codec: Tree = None  # what coded it
+    # The codes, of which `compression.bytes_of_coded` makes the bytes; None where the value was changed.
     payload: Tree = None
 
     def changed(self, inner: Tree) -> "Coded":
@@ -80,16 +75,12 @@ def each(function: Callable[..., Tree], first: Tree, /, *others: Tree, **scalars
 
 def _map(function: Callable[..., Tree], *trees: Tree) -> Tree:
     """`function` of all leaves; refuses what is coded: its number of bytes is a leaf, too."""
-
-    def one(*nodes):
-        if any(map(is_coded, nodes)):
-            raise ValueError(
-                "A Coded is what was sent: arithmetic on it would change the number of its bytes."
-                " Compute with its `inner`, or before it is coded."
-            )
-        return function(*nodes)
-
-    return jax.tree.map(one, *trees, is_leaf=is_coded)
+    if any(map(is_coded, jax.tree.leaves(trees, is_leaf=is_coded))):
+        raise ValueError(
+            "A Coded is what was sent: arithmetic on it would change the number of its bytes."
+            " Compute with its `inner`, or before it is coded."
+        )
+    return jax.tree.map(function, *trees)
 
 
 def reciprocal(count: Number) -> jax.Array:

@@ -109,11 +109,7 @@ def client_key(key: chex.PRNGKey, round_number: Number, client: Number) -> chex.
 
     Args:
       key: the run's key, `FederatedState.key`.
-      round_number: t.
-      client: its id.
-
-    Returns:
-      The key for its `Invitation`.
+      round_number, client: t, and the client's id.
 
     Example:
       >>> import jax

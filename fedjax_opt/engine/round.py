@@ -51,7 +51,7 @@ from fedjax_opt.engine.server import (
     weighted,
 )
 from fedjax_opt.execution import client_table, placement
-from fedjax_opt.execution.jobs import Job
+from fedjax_opt.execution.jobs import Job, whole
 from fedjax_opt.execution.lineup import Lineup
 from fedjax_opt.execution.strategies import Strategy, map_reduce
 
@@ -160,8 +160,7 @@ def federated_round(
         situation, shared = situation._replace(report=report), shared._replace(report=report)
     job_of = partial(_train, how, feeds)
     if lineup is None:
-        work = partial(_whole, job_of)
-        total, rows = map_reduce(how.strategy, work, shared, slots)
+        total, rows = map_reduce(how.strategy, partial(whole, job_of), shared, slots)
     else:
         total, rows = lineup.map_jobs(job_of, shared, slots, how.static_steps)
     total, stacked = _completed(algorithm, lineup, total, rows, slots.id)
@@ -280,10 +279,6 @@ def _train(how: How, feeds: Feeds, shared: _Shared, slot: _Slot) -> Job[tuple[To
         shared.algorithm, shared.model, feed, invitation, state, slot.own_report, observers
     )
     return Job(begin, step, lambda carry: _concluded(how, shared, slot, finish(carry)), num_steps)
-
-
-def _whole(job_of, shared: _Shared, slot: _Slot) -> tuple[Total, _Row]:
-    return job_of(shared, slot).whole()
 
 
 def _concluded(how: How, shared: _Shared, slot: _Slot, result: ClientResult) -> tuple[Total, _Row]:

@@ -163,7 +163,8 @@ def prepare(
             raise ValueError(
                 f"federation.{name} must be given for {verb}: federation.replace({name}=10)."
             )
-    check_state(controller.first_algorithm(algorithm), state)
+    first = algorithm if isinstance(algorithm, Algorithm) else controller.first_algorithm(algorithm)
+    check_state(first, state)
     count = federation.num_clients
     if not checks.is_traced(state.num_clients) and int(state.num_clients) != count:
         raise ValueError(

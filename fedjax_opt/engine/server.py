@@ -149,9 +149,6 @@ def contribution(
       accepted: whether it counts. One that does not adds zeros, whatever it sent, NaN too.
       noted: what else is to be averaged.
 
-    Returns:
-      A `Total` of one client.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import fedjax_opt as fo
@@ -172,13 +169,8 @@ def report_contribution(
     """What the report of one client's probe adds to the `Total` of reports.
 
     Args:
-      algorithm: the algorithm.
       report: what `client_probe` returned. Only what is shared of it is read.
-      weight: w_i, as for `contribution`.
-      accepted: whether it counts.
-
-    Returns:
-      A `Total` of one client.
+      algorithm, weight, accepted: as for `contribution`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -199,9 +191,6 @@ def zero_total(algorithm: Algorithm, server: ServerState, reports: bool = False)
       algorithm: the algorithm.
       server: its server state, for the shapes.
       reports: whether reports of a probe are to be added up.
-
-    Returns:
-      A `Total` of zeros.
 
     Example:
       >>> import jax.numpy as jnp
@@ -229,9 +218,6 @@ def server_probe(
       situation: the round.
       stacked: the reports side by side with the weights as they were given, where `algorithm.aggregate`
         is an `Aggregator`. Its memory is of uploads: for reports it begins anew in every round.
-
-    Returns:
-      The report.
 
     Example:
       >>> import jax

@@ -28,6 +28,11 @@ class Job(NamedTuple, Generic[Tree]):
         return self.finish(counted_loop(self.num_steps, self.step, self.begin()))
 
 
+def whole(job_of: Callable[[Shared, Client], Job[Tree]], shared: Shared, client: Client) -> Tree:
+    """What comes of all of one client's work."""
+    return job_of(shared, client).whole()
+
+
 def counted_loop(
     count: jax.Array | int, body: Callable[[Tree, jax.Array], Tree], carry: Tree
 ) -> Tree:

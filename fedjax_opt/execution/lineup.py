@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_opt.core import trees
 from fedjax_opt.execution import handover, placement, strategies
-from fedjax_opt.execution.jobs import Client, Job, Rows, Shared, Sum, Tree
+from fedjax_opt.execution.jobs import Client, Job, Rows, Shared, Sum, Tree, whole
 from fedjax_opt.execution.strategies import Strategy
 
 
@@ -72,11 +72,7 @@ class Lineup:
         steps: int | None,
     ) -> tuple[Sum, Rows]:
         """The same for jobs, which may be handed over; `steps` is their number, None if unknown."""
-
-        def whole(shared, client):
-            return job_of(shared, client).whole()
-
-        apart = partial(self.map, whole)
+        apart = partial(self.map, partial(whole, job_of))
         if not self._hands_over:
             return apart(shared, clients)
         most = jnp.max(clients.num_steps) if steps is None else steps  # type: ignore[attr-defined]

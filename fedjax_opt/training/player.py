@@ -53,7 +53,8 @@ class Player:
         steps = federation.local_steps
         if isinstance(steps, StaticInt):  # traced: another K compiles nothing
             federation = changed(federation, local_steps=jnp.int32(int(steps)))
-        self.algorithm = first_algorithm(algorithm)
+        is_settled = isinstance(algorithm, Algorithm)
+        self.algorithm = algorithm if is_settled else first_algorithm(algorithm)
         self.federation, self.measurements, self._chunk = federation, measurements, chunk
         # What brings clients' states and examples to the devices; None if all of them are there.
         self.states = None if store is None else chunks.StoreStates(store, chunk, keep)
