@@ -176,8 +176,8 @@ class Federation:
         if known is None:
             return None
         extra = 0 if self.remainder == "drop" else self.batch_size - 1
-        least, most = ((size + extra) // self.batch_size for size in known[1:])
-        return least if least == most else None
+        most = (known.largest + extra) // self.batch_size
+        return most if (known.smallest + extra) // self.batch_size == most else None
 
     def __repr__(self) -> str:
         parts = [_name_of(self.model)]

@@ -187,16 +187,21 @@ def evaluate_clients(
 
 @partial(jax.jit, static_argnames=("batch_size", "full"))
 def evaluate_each(
-    variables_of: Partial, data: ClientData, model: Model, batch_size: int, full: bool = False
+    variables_of: Partial,
+    data: ClientData,
+    model: Model,
+    batch_size: int,
+    full: bool = False,
+    first: Number = 0,
 ) -> dict[str, jax.Array]:
-    """The mean loss and metrics of client i's own model, `variables_of(i)`, on its own examples."""
+    """The mean loss and metrics of client i's own model, `variables_of(first + i)`, on its examples."""
 
     def one_client(feed):
         client, offset, size = feed
         own = variables_of(client)
         return mean_over_rows(model, own, data.examples, offset, size, batch_size, full)
 
-    ids = jnp.arange(data.sizes.shape[0], dtype=jnp.int32)
+    ids = jnp.asarray(first, jnp.int32) + jnp.arange(data.sizes.shape[0], dtype=jnp.int32)
     return jax.lax.map(one_client, (ids, jnp.asarray(data.offsets), jnp.asarray(data.sizes)))
 
 

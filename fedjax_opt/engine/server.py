@@ -83,12 +83,11 @@ class Total(NamedTuple):
     @property
     def mean_loss(self) -> jax.Array:
         """The mean loss; NaN if nobody has a weight."""
-        return jnp.where(self.weight > 0, self._mean_of(self.loss), jnp.nan)
+        return self._told()[0]
 
-    @property
-    def mean_noted(self) -> Tree:
-        """The means of what was noted; NaN if nobody has a weight."""
-        means = self._mean_of(self.noted)
+    def _told(self) -> tuple[jax.Array, Tree]:
+        """The means of the loss and of what was noted; NaN if nobody has a weight."""
+        means = self._mean_of((self.loss, self.noted))
         return jax.tree.map(lambda x: jnp.where(self.weight > 0, x, jnp.nan), means)
 
     def _mean_of(self, tree: Tree) -> Tree:
@@ -285,14 +284,15 @@ def server_update(
     finite = (trees.all_finite((new, new_memory)) | ~due) & jnp.isfinite(total.loss)
     applied = due & finite
     change = trees.subtract(get_variables(new).params, get_variables(server).params)
+    loss, noted = total._told()
     info = ServerInfo(
-        loss=total.mean_loss,
+        loss=loss,
         num_steps=situation.num_steps,
         count=total.count,
         update_norm=jnp.where(due, trees.norm(change), 0),
         finite=finite,
         applied=applied,
-        noted=total.mean_noted,
+        noted=noted,
         memory=trees.select(applied, new_memory, memory),
     )
     return trees.select(applied, new, server), info

@@ -132,17 +132,11 @@ class ClientStore:
         round_number = checks.integer("round_number", round_number, low=0)
         with self._busy:
             for file in self._files.values():
-                held = f"{self._name} holds the client states of round {file.round}"
-                if round_number > file.round:
-                    raise ValueError(
-                        f"{held}, but the run is at round {round_number}: the states that its clients"
-                        " have then were kept elsewhere."
-                    )
                 if round_number not in file.rounds:
                     raise ValueError(
-                        f"{held}, and can go back to those of {file.rounds[:-1]}, but the run is at"
-                        f" round {round_number}. Resume it with its checkpoints, or begin anew with an"
-                        " empty store."
+                        f"{self._name} holds the client states of round {file.round}, and can go back to"
+                        f" those of {file.rounds[:-1]}, but the run is at round {round_number}. Resume"
+                        " it with its checkpoints, or begin anew with an empty store."
                     )
             for file in self._files.values():
                 if round_number < file.round:

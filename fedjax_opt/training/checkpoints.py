@@ -143,7 +143,6 @@ class Checkpoints:
         identity: fingerprint.Texts | None = None,
         metrics: Mapping[str, float] | None = None,
         protect: Iterable[int] = (),
-        round: int | None = None,
     ) -> None:
         """Begins to write a checkpoint for the state's round, which must be later than all others.
 
@@ -160,13 +159,12 @@ class Checkpoints:
           metrics: the newest evaluation, scalars by name, among them the `best_metric`; None for a
             state that was not evaluated, which then is never the best.
           protect: rounds whose checkpoints stay as well when this one is written.
-          round: its number; that of the state by default.
 
         Raises:
           OSError: if this checkpoint, or the one before, could not be written.
           ValueError: if there is a checkpoint of this round or of a later one.
         """
-        number = int(state.round) if round is None else round
+        number = int(state.round)
         if metrics is not None:
             self.check_metrics(metrics)
         newest = distributed.from_first(self.latest_round)
@@ -245,7 +243,7 @@ class Checkpoints:
             if any(counts.values()):
                 path = self._rows_file(about["round"])
                 path.parent.mkdir(exist_ok=True)
-                np.savez(content := io.BytesIO(), **rows)
+                np.savez(content := io.BytesIO(), **rows)  # type: ignore[arg-type]
                 durable.replace(path, content.getvalue())
                 checksum = hashlib.sha256(content.getvalue()).hexdigest()
                 written.append({"round": about["round"], "rows": counts, "sha256": checksum})

@@ -16,14 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jax.tree_util import Partial
 
 from fedjax_opt.core.algorithm import Algorithm, Scheduled
 from fedjax_opt.core.client_data import ClientData, StoredClients, in_memory
 from fedjax_opt.core.cohorts import Sampler
 from fedjax_opt.core.controller import Controller, first_algorithm
 from fedjax_opt.core.federation import Federation, initial_variables
-from fedjax_opt.core.model import Model, Variables
+from fedjax_opt.core.model import Model
 from fedjax_opt.core.state import FederatedState, as_key, check_state, first_state
 from fedjax_opt.core.struct import changed
 from fedjax_opt.engine.evaluate import evaluate_clients, evaluate_each, personal_variables
@@ -332,8 +331,7 @@ class StoreStates(_Ahead):
             rows = self._table(block, ids, self._store.read(self._held(ids)))
             own = personal_variables(algorithm, state._replace(clients=rows))
             part = ClientData(data.examples, data.offsets[ids], data.sizes[ids])
-            shifted = Partial(_shifted, own, jnp.int32(start))
-            values = evaluate_each(shifted, part, model, batch_size)
+            values = evaluate_each(own, part, model, batch_size, first=start)
             found.append({k: np.asarray(v)[first - start :] for k, v in values.items()})
         return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
 
@@ -372,7 +370,3 @@ class StoreStates(_Ahead):
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
-
-
-def _shifted(own: Partial, first: jax.Array, client: jax.Array) -> Variables:
-    return own(first + client)

@@ -38,7 +38,6 @@ Texts = dict[str, dict[str, str]]
 CHANGES = ("hyperparameters", "program", "data", "versions")
 # What a run may never differ in, by the part of a checkpoint that says so.
 _STRICT = {
-    "trials": "a wave of other runs",
     "leaves": "another model, algorithm or population",
     "seed": "a run with another seed",
     "functions": "another model, algorithm or run",

@@ -107,7 +107,7 @@ def test_what_cannot_be_taken_back_is_refused(tmp_path, folder):
     for target in (0, 7):
         with pytest.raises(ValueError, match=rf"round 15, .*back.*\[5, 10\].*at round {target}\."):
             store.roll_back(target)
-    with pytest.raises(ValueError, match=r"round 15, but the run is at round 20: .* elsewhere"):
+    with pytest.raises(ValueError, match=r"round 15, .* but the run is at round 20\."):
         store.roll_back(20)
     with pytest.raises(ValueError, match=r"round_number must be at least 15, .* got 10"):
         apply(store, {}, 10, *some_rows(generator, 3))
