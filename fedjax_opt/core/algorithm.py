@@ -229,11 +229,6 @@ class StaticInt(int):
     """A whole number that is structure of an algorithm (the length of a buffer), not a leaf."""
 
 
-@jax.tree_util.register_static
-class StaticWord(str):
-    """A word where an array may stand as well: compiled in, and no leaf."""
-
-
 @struct("runs_on_empty")
 class Algorithm:
     """A federated algorithm: seven pure functions, and what most do without.

@@ -11,8 +11,9 @@ import numpy as np
 from jax.tree_util import Partial
 
 from fedjax_opt.core import checks
-from fedjax_opt.core.algorithm import Algorithm, Scheduled, StaticInt, StaticWord, as_partial
+from fedjax_opt.core.algorithm import Algorithm, Scheduled, StaticInt, as_partial
 from fedjax_opt.core.aliases import Examples, Params
+from fedjax_opt.core.calls import Word
 from fedjax_opt.core.client_data import ClientData, StoredClients
 from fedjax_opt.core.cohorts import Sampler, uniform
 from fedjax_opt.core.controller import Controller, Controls, first_algorithm, started
@@ -356,7 +357,7 @@ def _settled(steps: Any) -> Any:
 def _checked_weighting(weighting: Any, num_clients: int) -> Any:
     if isinstance(weighting, str):
         checks.choice("weighting", weighting, WEIGHTINGS)
-        return StaticWord(weighting)
+        return Word(weighting)  # compiled in, and no leaf
     weights = checks.number("weighting", checks.as_array("weighting", weighting), low=0.0)
     if jnp.shape(weights) != (num_clients,):
         raise ValueError(
