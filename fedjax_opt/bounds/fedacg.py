@@ -45,6 +45,7 @@ from fedjax_opt.bounds.theorem import (
     FinitePositive,
     Limits,
     Momentum,
+    NotNegative,
     Number,
     Optimum,
     Positive,
@@ -145,18 +146,121 @@ def fedacg_nonconvex(
       0.0501
     """
     c, lam, K = constants, momentum, local_steps
-    start, N, S, G = _given(c, "initial_loss", "num_clients", "cohort_size", "gradient_bound")
-    L, size, gap = c.smoothness, scale / jnp.sqrt(rounds), start - c.optimal_loss
-    sampling = 4 * jnp.maximum(N - S, 0) / S / jnp.maximum(N - 1, 1)  # P
-    carried = 1 + lam**4 / (2 * (1 - lam) ** 2)
-    unit = size * L * K / (1 - lam)
+    (start,) = _given(c, "initial_loss")
+    size, gap = scale / jnp.sqrt(rounds), start - c.optimal_loss
+    first = jnp.maximum(4 * c.smoothness / rounds, 2 * (1 - lam) / (rounds * size) / K)
+    terms = {"initial": gap * first, **_excess(c, size, lam, K)}
+    return terms, _fits(c) | {"F(z0) >= F*": gap >= 0}
+
+
+@theorem
+def fedacg_descent(
+    constants: FedACGConstants,
+    learning_rate: Positive,
+    momentum: Momentum,
+    local_steps: AtLeastOne,
+    gradient_norm_squared: NotNegative,
+):
+    """The loss that a round changes, E[F(z_{t+1}) - F(z_t)], for z = x + lambda/(1-lambda) m: Lemma 1.
+
+    `-B E||grad F||^2 + B'` with `B = eta K/(1-lambda) (1 - eta L K/(1-lambda))` and
+    `B' = eta^2 K B''/(2 (1-lambda))`, B'' without what the print has twice. Its terms are 'gradient',
+    and those of `fedacg_nonconvex` but the first.
+
+    Args:
+      constants: the problem's `FedACGConstants`; losses do not matter.
+      learning_rate: eta > 0.
+      momentum, local_steps: as for `fedacg_learning_rate`.
+      gradient_norm_squared: E||grad F(x_t + lambda m_t)||^2.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> constants = fo.bounds.FedACGConstants(
+      ...     smoothness=1.0, num_clients=100, cohort_size=10, gradient_bound=1.0
+      ... )
+      >>> bound = fo.bounds.fedacg_descent(constants, 0.001, 0.5, 2, gradient_norm_squared=1.0)
+      >>> round(float(bound.value), 5)
+      -0.00397
+    """
+    c, eta, lam, K = constants, learning_rate, momentum, local_steps
+    step = eta * K / (1 - lam)
+    gained = step * (1 - step * c.smoothness) * gradient_norm_squared
+    excess = {name: step / 2 * term for name, term in _excess(c, eta, lam, K).items()}
+    small = {"eta <= (1-lambda)/(L K)": at_most(step * c.smoothness, 1.0)}
+    return {"gradient": -gained, **excess}, _fits(c) | small
+
+
+@theorem
+def fedacg_drift(constants: FedACGConstants, learning_rate: Positive, local_steps: AtLeastOne):
+    """How far K local steps are from K gradients at their start, in units of eta: Lemma 2.
+
+    `eta^2 L^2 K^4 G^2/3` bounds E||delta/eta + K grad F(x_t + lambda m_t)||^2, delta the mean of what
+    all clients would have moved with exact gradients. One term, 'drift'.
+
+    Args:
+      constants, learning_rate, local_steps: as for `fedacg_descent`.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> constants = fo.bounds.FedACGConstants(smoothness=1.0, gradient_bound=1.0)
+      >>> round(float(fo.bounds.fedacg_drift(constants, 0.01, local_steps=5).value), 4)
+      0.0208
+    """
+    (G,) = _given(constants, "gradient_bound")
+    moved = learning_rate * constants.smoothness * local_steps**2 * G
+    return {"drift": moved**2 / 3}, {}
+
+
+@theorem
+def fedacg_lookahead(
+    constants: FedACGConstants,
+    learning_rate: Positive,
+    momentum: Momentum,
+    local_steps: AtLeastOne,
+):
+    """How far the gradient at z_t is from that at x_t + lambda m_t, squared: Lemma 3.
+
+    `(lambda/(1-lambda))^4 L^2 eta^2 K^2 ((1 + P) G^2 + sigma^2)`, with the terms 'gradient' and 'noise'.
+
+    Args:
+      constants, learning_rate, momentum, local_steps: as for `fedacg_descent`.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> constants = fo.bounds.FedACGConstants(1.0, None, 10, 10, gradient_bound=1.0)
+      >>> round(float(fo.bounds.fedacg_lookahead(constants, 0.01, 0.5, local_steps=5).value), 4)
+      0.0025
+    """
+    c, lam = constants, momentum
+    moved = (lam / (1 - lam)) ** 2 * c.smoothness * learning_rate * local_steps
     terms = {
-        "initial": gap * jnp.maximum(4 * L / rounds, 2 * (1 - lam) / (rounds * size) / K),
-        "drift": size / K * G**2 + (size * L * K * G) * (L * K * G) * (K / 3),
-        "momentum and sampling": unit * G * (G * ((1 + sampling) * carried)),
-        "noise": unit * (carried * c.noise_variance),
+        "gradient": (1 + _sampling(c)) * (moved * c.gradient_bound) ** 2,
+        "noise": moved * (moved * c.noise_variance),
     }
-    return terms, {"|S| <= N": S <= N, "F(z0) >= F*": gap >= 0}
+    return terms, _fits(c)
+
+
+@theorem
+def fedacg_sampling(constants: FedACGConstants, learning_rate: Positive, local_steps: AtLeastOne):
+    """How far the cohort's mean update is from that of all clients with exact gradients: Lemma 4.
+
+    `eta^2 K^2 (sigma^2 + P G^2)`, with the terms 'noise' and 'sampling'.
+
+    Args:
+      constants, learning_rate, local_steps: as for `fedacg_descent`.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> constants = fo.bounds.FedACGConstants(1.0, None, 11, 1, gradient_bound=1.0)
+      >>> round(float(fo.bounds.fedacg_sampling(constants, 0.01, local_steps=5).value), 4)
+      0.01
+    """
+    moved, P = learning_rate * local_steps, _sampling(constants)
+    terms = {
+        "noise": moved * (moved * constants.noise_variance),
+        "sampling": P * (moved * constants.gradient_bound) ** 2,
+    }
+    return terms, _fits(constants)
 
 
 @theorem
@@ -192,16 +296,87 @@ def fedacg_convex(
         "distance": beta / rounds * ((1 - lam) * distance),
         "gradient": lam / beta * (M / rounds),
     }
-    # kappa_0 = 2/(beta (1-lambda)) (4 (b (1+lambda) - 1)/(4 + b^2 (4 lambda^2 - 1)) - 1), b = beta/L.
+    return terms, _convex_assumptions(c, beta, lam)
+
+
+@theorem
+def fedacg_convex_drift(
+    constants: FedACGConstants,
+    proximal_weight: Positive,
+    momentum: Momentum,
+    last_drift: NotNegative,
+    loss_gap: NotNegative,
+):
+    """eps_t, the mean over all clients of E||y_i - x_{t-1}||^2, y_i their exact solutions: Lemma 9.
+
+    `(1 - 4 L^2/beta^2) eps_t <= 4 lambda^2 eps_{t-1} + 8 L/beta^2 E[f(x_{t-1}) - f*] + 4/beta^2 M*` with
+    M* the clients' mean of ||grad f_i(x*)||^2, which the print leaves out. Its terms are 'drift', 'loss'
+    and 'disagreement'. By Lemma 7 E||x_t - x_{t-1}||^2 <= eps_t, so it bounds a round's step, too.
+
+    Args:
+      constants: the problem's `FedACGConstants`, with `optimal_gradients_squared`.
+      proximal_weight: beta > 2 L; below, there is no bound: it is infinite.
+      momentum: lambda, in [0, 1).
+      last_drift: eps_{t-1}.
+      loss_gap: E[f(x_{t-1}) - f*].
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> constants = fo.bounds.FedACGConstants(smoothness=1.0)
+      >>> bound = fo.bounds.fedacg_convex_drift(constants, 4.0, 0.6, last_drift=0.1, loss_gap=0.2)
+      >>> round(float(bound.value), 4)
+      0.3253
+    """
+    c, beta = constants, proximal_weight
     b = beta / c.smoothness
-    below = 4 / b + b * (4 * lam**2 - 1)
-    assumptions = {
-        "1/2 < lambda < 1": lam > 0.5,
-        "beta >= L/(1-lambda)": at_most(1 / (1 - lam), b),
-        "kappa_0 > 0": (below > 0) & (4 * (1 + lam) - 4 / b > below),
-        "grad f_i(x*) = 0": c.optimal_gradients_squared == 0,
+    left = 1 - 4 / b**2
+    terms = {
+        "drift": 4 * momentum**2 * last_drift,
+        "loss": 8 / b * (loss_gap / beta),
+        "disagreement": 4 / beta * (c.optimal_gradients_squared / beta),
     }
-    return terms, assumptions
+    share = 1 / jnp.where(left > 0, left, 1)
+    bounded = {name: jnp.where(left > 0, share * term, jnp.inf) for name, term in terms.items()}
+    return bounded, {"beta > 2 L": b > 2}
+
+
+@theorem
+def fedacg_convex_descent(
+    constants: FedACGConstants,
+    proximal_weight: Positive,
+    momentum: Momentum,
+    distance_squared: NotNegative,
+    last_drift: NotNegative,
+    loss_gap: NotNegative,
+):
+    """What is stated of E||x_t - x*||^2 + kappa eps_t: Lemma 6.
+
+    `E||x_{t-1} - x*||^2 + kappa eps_{t-1} - kappa_0 E[f(x_{t-1}) - f*]`, with the terms 'distance',
+    'drift' and 'loss'.
+
+    Args:
+      constants, proximal_weight, momentum, last_drift, loss_gap: as for `fedacg_convex_drift`.
+      distance_squared: E||x_{t-1} - x*||^2.
+
+    Returns:
+      A `Bound`, with Theorem 2's assumptions: it is not proved where they hold, and false at a fixed
+      point of clients that disagree.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> constants = fo.bounds.FedACGConstants(smoothness=1.0)
+      >>> bound = fo.bounds.fedacg_convex_descent(constants, 2.5, 0.6, 1.0, 0.1, 0.2)
+      >>> round(float(bound.value), 3), bool(bound.holds)
+      (1.089, True)
+    """
+    c, beta, lam = constants, proximal_weight, momentum
+    kappa, kappa_0 = _kappas(c, beta, lam)
+    terms = {
+        "distance": distance_squared,
+        "drift": kappa * last_drift,
+        "loss": -kappa_0 * loss_gap,
+    }
+    return terms, _convex_assumptions(c, beta, lam)
 
 
 @formula
@@ -265,6 +440,50 @@ def _optimal_proximal_weight(
     best = root(lam / (1 - lam) * (M / distance))
     allowed = jnp.maximum(best, c.smoothness / (1 - lam))
     return Optimum(allowed, best, fedacg_convex(c, allowed, lam, rounds))
+
+
+def _fits(c):
+    N, S = _given(c, "num_clients", "cohort_size")
+    return {"|S| <= N": S <= N}
+
+
+def _sampling(c):
+    """P."""
+    N, S, _ = _given(c, "num_clients", "cohort_size", "gradient_bound")
+    return 4 * jnp.maximum(N - S, 0) / S / jnp.maximum(N - 1, 1)
+
+
+def _excess(c, size, lam, K):
+    """eta B'' term by term, eta being `size`."""
+    sampling = _sampling(c)
+    L, G = c.smoothness, c.gradient_bound
+    carried = 1 + lam**4 / (2 * (1 - lam) ** 2)
+    unit = size * L * K / (1 - lam)
+    return {
+        "drift": size / K * G**2 + (size * L * K * G) * (L * K * G) * (K / 3),
+        "momentum and sampling": unit * G * (G * ((1 + sampling) * carried)),
+        "noise": unit * (carried * c.noise_variance),
+    }
+
+
+def _kappas(c, beta, lam):
+    """Lemma 6's kappa and kappa_0, with b = beta/L."""
+    b = beta / c.smoothness
+    ratio = (b * (1 + lam) - 1) / (4 / b + b * (4 * lam**2 - 1))
+    kappa = 4 * lam**2 * ratio / (1 - lam)
+    return kappa, 2 / (beta * (1 - lam)) * (4 * ratio / b - 1)
+
+
+def _convex_assumptions(c, beta, lam):
+    b = beta / c.smoothness
+    below = 4 / b + b * (4 * lam**2 - 1)
+    return {
+        "1/2 < lambda < 1": lam > 0.5,
+        "beta >= L/(1-lambda)": at_most(1 / (1 - lam), b),
+        # kappa_0 > 0, without the differences of large numbers in it.
+        "kappa_0 > 0": (below > 0) & (4 * (1 + lam) - 4 / b > below),
+        "grad f_i(x*) = 0": c.optimal_gradients_squared == 0,
+    }
 
 
 def _given(constants, *names):

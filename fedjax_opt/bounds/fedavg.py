@@ -15,6 +15,11 @@ c = |x|/D + |x|/U and Z = sum_c p_c^2 sigma_c^2 + 6 L Gamma + (8 + 4/N) G^2 K^2,
 
 Rounds are seconds in which a round takes one and a step none: c = 1, beta = 0, W = R.
 
+With a learning rate for each round, the same proof divides Lemma 2 by sum_r eta_r K_r:
+
+    2 kappa A/sum_r eta_r K_r + kappa L [(sum_c p_c^2 sigma_c^2 + 6 L Gamma) sum_r eta_r^2 K_r
+        + (8 + 4/N) G^2 sum_r eta_r^2 K_r^3]/sum_r eta_r K_r
+
 From the strong convexity the first term follows as 2 kappa^2 (F(x_0) - F*)/(eta T); that it is at most
 the term above is where F* >= 0 and kappa >= 1 are needed. That K_r never increases is a condition of the
 theorem, and is reported; its proof does not use it.
@@ -42,6 +47,7 @@ from fedjax_opt.bounds.theorem import (
     Finite,
     FiniteNotNegative,
     FinitePositive,
+    NotNegative,
     Number,
     Optimum,
     Positive,
@@ -150,7 +156,8 @@ def fedavg(
 
     Args:
       constants: the problem's `FedAvgConstants`.
-      learning_rate: eta > 0.
+      learning_rate: eta > 0; or a schedule of the shape of that of K_r. What is bounded is then the
+        smallest as well, by the mean with the weights eta_r.
       local_steps: K > 0, not necessarily a whole number; with no budget, the schedule of K_r, `[R]` or,
         for many at once, `[..., R]`.
       budget: the `Rounds` or `Seconds` in which the same K is used; None for a schedule.
@@ -175,7 +182,7 @@ def fedavg(
     """
     c, eta, L, mu = constants, learning_rate, constants.smoothness, constants.strong_convexity
     if budget is None:
-        iterations, steps = _schedule(local_steps)
+        iterations, steps, eta = _schedule(local_steps, learning_rate)
     else:
         iterations, steps = _iterations(budget, local_steps), local_steps
     kappa, gap = L / mu, _loss_gap(c)
@@ -187,17 +194,91 @@ def fedavg(
         "heterogeneity": scale * (6 * L * c.heterogeneity),
         "local steps": drift * (scale * (8 + 4 / c.cohort_size)) * drift,
     }
-    assumptions = {
-        "eta <= 1/(4L)": at_most(eta, 0.25 / L),
-        "mu > 0": mu > 0,
-        "kappa >= 1": (mu > 0) & at_most(mu, L),
-        "F* >= 0": c.optimal_loss >= 0,
-        "F(x0) >= F*": c.initial_loss >= c.optimal_loss,
-    }
+    assumptions = _assumptions(c, learning_rate, local_steps if budget is None else None)
     if budget is None:
         never_grows = jnp.all(local_steps[..., 1:] <= local_steps[..., :-1], axis=-1)
         assumptions["K_r does not increase"] = never_grows
     return terms, assumptions
+
+
+@theorem
+def fedavg_distance(
+    constants: FedAvgConstants,
+    learning_rate: Positive,
+    local_steps: AtLeastOne,
+    distance_squared: NotNegative,
+    num_clients: AtLeastOne | None = None,
+):
+    """E||xbar_{t+1} - x*||^2 after one more local step: Lemma 1.
+
+    `(1 - eta mu) E||xbar_t - x*||^2 + eta^2 (sum p^2 sigma^2 + 6 L Gamma + 8 (K-1)^2 G^2
+    + (C - N)/(C - 1) (4/N) K^2 G^2)`: the terms 'distance', 'noise', 'heterogeneity', 'local steps' and
+    'sampling'. The print has N - 1 for C - 1.
+
+    Args:
+      constants: the problem's `FedAvgConstants`; losses do not matter.
+      learning_rate: eta > 0.
+      local_steps: K, of the round in which the step is taken.
+      distance_squared: E||xbar_t - x*||^2.
+      num_clients: C, of whom the N are drawn; None for very many.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> constants = fo.bounds.FedAvgConstants(1.0, 0.5, 1.0, gradient_bound=0.1, cohort_size=10)
+      >>> round(float(fo.bounds.fedavg_distance(constants, 0.1, 5, distance_squared=1.0).value), 4)
+      0.9638
+    """
+    c, eta, L = constants, learning_rate, constants.smoothness
+    N, step = c.cohort_size, learning_rate * c.gradient_bound
+    share = 1.0 if num_clients is None else (num_clients - N) / jnp.maximum(num_clients - 1, 1)
+    terms = {
+        "distance": (1 - eta * c.strong_convexity) * distance_squared,
+        "noise": eta * (eta * c.noise),
+        "heterogeneity": eta * (6 * L * eta * c.heterogeneity),
+        "local steps": 8 * (step * (local_steps - 1)) ** 2,
+        "sampling": share * 4 / N * (step * local_steps) ** 2,
+    }
+    assumptions = {"eta <= 1/(4L)": at_most(eta, 0.25 / L), "mu > 0": c.strong_convexity > 0}
+    if num_clients is not None:
+        assumptions["N <= C"] = num_clients >= N
+    return terms, assumptions
+
+
+@theorem
+def fedavg_gradients(constants: FedAvgConstants, learning_rate: Positive, local_steps: AtLeastOne):
+    """The sum over all local steps of eta_t E||grad F(xbar_t)||^2: Lemma 2.
+
+    `2 kappa A + kappa L sum_r eta_r^2 K_r (sum p^2 sigma^2 + 6 L Gamma + 8 (K_r-1)^2 G^2
+    + (4/N) K_r^2 G^2)`: the terms 'initial', 'noise', 'heterogeneity', 'local steps' and 'sampling'.
+
+    Args:
+      constants: the problem's `FedAvgConstants`.
+      learning_rate: eta > 0, or a schedule of the shape of that of K_r.
+      local_steps: the schedule of K_r, `[..., R]`.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> constants = fo.bounds.FedAvgConstants(1.0, 0.5, 1.0, gradient_bound=0.1, cohort_size=10)
+      >>> bound = fo.bounds.fedavg_gradients(constants, [0.1, 0.05], [10, 10])
+      >>> round(float(bound.value), 3)
+      9.72
+    """
+    c, L, K = constants, constants.smoothness, local_steps
+    _check_schedule(K)
+    eta = learning_rate if _is_schedule(learning_rate, K) else _column(learning_rate)
+    kappa, G = L / c.strong_convexity, _column(c.gradient_bound)
+
+    def total(each):
+        return kappa * L * jnp.sum(eta * (eta * K * each), axis=-1)
+
+    terms = {
+        "initial": 2 * kappa * _loss_gap(c),
+        "noise": total(1.0) * c.noise,
+        "heterogeneity": total(1.0) * (6 * L * c.heterogeneity),
+        "local steps": 8 * total((G * (K - 1)) ** 2),
+        "sampling": 4 / c.cohort_size * total((G * K) ** 2),
+    }
+    return terms, _assumptions(c, learning_rate, local_steps)
 
 
 @formula
@@ -348,18 +429,50 @@ def _iterations(budget, steps):
     return 1 / (a_round / steps + a_step)
 
 
-def _schedule(steps):
-    """T = sum K_r, and the K with K^2 = sum K_r^3 / sum K_r."""
+def _assumptions(c, eta, steps):
+    L, mu = c.smoothness, c.strong_convexity
+    highest = jnp.max(eta, axis=-1) if _is_schedule(eta, steps) else eta
+    return {
+        "eta <= 1/(4L)": at_most(highest, 0.25 / L),
+        "mu > 0": mu > 0,
+        "kappa >= 1": (mu > 0) & at_most(mu, L),
+        "F* >= 0": c.optimal_loss >= 0,
+        "F(x0) >= F*": c.initial_loss >= c.optimal_loss,
+    }
+
+
+def _is_schedule(eta, steps):
+    return steps is not None and jnp.ndim(eta) > 0 and jnp.shape(eta) == jnp.shape(steps)
+
+
+def _column(x):
+    """A number of each problem beside its rounds."""
+    return x[..., None] if jnp.ndim(x) else x
+
+
+def _check_schedule(steps):
     if not jnp.ndim(steps) or not jnp.size(steps):
         raise ValueError(
             "local_steps must be a schedule [R] of one or more rounds where no budget is given, got"
             f" shape {list(jnp.shape(steps))} and budget=None."
         )
-    # In units of the largest K, neither the sum nor the cubes of a long schedule overflow.
-    largest = jnp.max(steps, axis=-1)
-    share = steps / largest[..., None]
-    total = jnp.sum(share, axis=-1)
-    return largest * total, largest * jnp.sqrt(jnp.sum(share**3, axis=-1) / total)
+
+
+def _schedule(steps, eta):
+    """The T, K and eta with T eta = sum eta_r K_r, T eta^2 = sum eta_r^2 K_r and so for K^2 eta^2.
+
+    With one eta for all they are sum K_r, the root of sum K_r^3/sum K_r, and eta.
+    """
+    _check_schedule(steps)
+    # In units of the largest, neither the sum nor the cubes of a long schedule overflow.
+    most, highest, e = jnp.max(steps, axis=-1), eta, 1.0
+    if _is_schedule(eta, steps):
+        highest = jnp.max(eta, axis=-1)
+        e = eta / highest[..., None]
+    k = steps / most[..., None]
+    total, square = jnp.sum(e * k, axis=-1), jnp.sum(e**2 * k, axis=-1)
+    cubes = jnp.sum(e**2 * k**3, axis=-1)
+    return most * total**2 / square, most * jnp.sqrt(cubes / square), highest * square / total
 
 
 def _loss_gap(c):

@@ -6,6 +6,7 @@ T~ = T - beta/(1-beta) and Y = 18 B^2 L^2 (R^2 + G^2 + sigma^2/K),
 
     E||e_t||^2 <= 18 B^2 L^2 eta~^2 (E||g_t||^2 + G^2 + sigma^2/K) <= eta~^2 Y                 (3)
     E||m_t||^2 <= 2 (R^2 + eta~^2 Y)/(1-beta)^2                                           (Lemma 1)
+    F(x_t) <= F(x_{t-1}) - eta~ grad F(x_{t-1}).m_t + eta~^2 L/2 ||m_t||^2                     (16)
     E||grad F(x_t)||^2 <= 2 (1-beta) (F(x_0) - F*)/(eta~ T~) + T eta~^2 Y/T~
                           + 2 T eta~ L (1+beta) (R^2 + eta~^2 Y)/(T~ (1-beta)^2)        (Theorem 1)
 
@@ -214,6 +215,105 @@ def fedgbo_momentum(
 
 
 @theorem
+def fedgbo_alignment(
+    constants: FedGBOConstants,
+    pseudo_learning_rate: Positive,
+    momentum: Momentum,
+    local_steps: AtLeastOne,
+    gradient_norms_squared: NotNegative,
+):
+    """A lower bound on E[grad F(x_{t-1}).m_t], how far the momentum points downhill: Lemma 2.
+
+    `1/2 sum_k beta^k E||grad F(x_{t-1-k})||^2 - eta~^2 Y/(2 (1-beta))
+    - 2 eta~ L beta (R^2 + eta~^2 Y)/(1-beta)^3`: the terms 'gradients', 'perturbation' and 'momentum'.
+
+    Args:
+      constants, pseudo_learning_rate, momentum, local_steps: as for `fedgbo`; losses do not matter.
+      gradient_norms_squared: E||grad F||^2 at x_{t-1}, x_{t-2}, .. x_0, the newest first, `[t]`.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> constants = fo.bounds.FedGBOConstants(smoothness=1.0, initial_loss=1.0, gradient_bound=0.5)
+      >>> bound = fo.bounds.fedgbo_alignment(constants, 0.001, 0.5, 10, [0.1, 0.2])
+      >>> round(float(bound.value), 3)
+      0.098
+    """
+    c, eta, beta = constants, pseudo_learning_rate, momentum
+    drift = _perturbation(c, eta, local_steps)
+    lag = 2 * eta * c.smoothness * beta / (1 - beta) ** 3
+    terms = {
+        "gradients": _discounted(beta, gradient_norms_squared) / 2,
+        "perturbation": -drift / (2 * (1 - beta)),
+        "momentum": -lag * (c.gradient_bound**2 + drift),
+    }
+    return terms, _y_is_large_enough(c, beta, local_steps)
+
+
+@theorem
+def fedgbo_step(
+    constants: FedGBOConstants,
+    pseudo_learning_rate: Positive,
+    alignment: Finite,
+    momentum_norm_squared: NotNegative,
+):
+    """The loss that a round changes, F(x_t) - F(x_{t-1}), for an L-smooth F: equation 16.
+
+    `-eta~ grad F(x_{t-1}).m_t + eta~^2 L/2 ||m_t||^2`, with the terms 'alignment' and 'momentum'.
+
+    Args:
+      constants: the problem's `FedGBOConstants`, of which the smoothness matters.
+      pseudo_learning_rate: eta~ > 0, of x_t = x_{t-1} - eta~ m_t.
+      alignment: grad F(x_{t-1}).m_t.
+      momentum_norm_squared: ||m_t||^2.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> constants = fo.bounds.FedGBOConstants(smoothness=1.0, initial_loss=1.0, gradient_bound=0.5)
+      >>> round(float(fo.bounds.fedgbo_step(constants, 0.1, 1.0, 2.0).value), 3)
+      -0.09
+    """
+    eta = pseudo_learning_rate
+    curved = eta * constants.smoothness * (eta * momentum_norm_squared) / 2
+    return {"alignment": -eta * alignment, "momentum": curved}, {}
+
+
+@theorem
+def fedgbo_descent(
+    constants: FedGBOConstants,
+    pseudo_learning_rate: Positive,
+    momentum: Momentum,
+    local_steps: AtLeastOne,
+    gradient_norms_squared: NotNegative,
+):
+    """The loss that a round changes on average, E[F(x_t) - F(x_{t-1})]: equation 17.
+
+    `-eta~/2 sum_k beta^k E||grad F(x_{t-1-k})||^2 + eta~^3 Y/(2 (1-beta))
+    + eta~^2 L (1+beta) (R^2 + eta~^2 Y)/(1-beta)^3`: (16) with Lemmas 1 and 2 in it. Its terms are
+    'gradients', 'perturbation' and 'momentum'.
+
+    Args:
+      constants, pseudo_learning_rate, momentum, local_steps, gradient_norms_squared: as for
+        `fedgbo_alignment`.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> constants = fo.bounds.FedGBOConstants(smoothness=1.0, initial_loss=1.0, gradient_bound=0.5)
+      >>> bound = fo.bounds.fedgbo_descent(constants, 0.001, 0.5, 10, [0.1, 0.2])
+      >>> round(float(bound.value), 6)
+      -9.7e-05
+    """
+    c, eta, beta = constants, pseudo_learning_rate, momentum
+    drift = _perturbation(c, eta, local_steps)
+    curved = eta * c.smoothness * (1 + beta) / (1 - beta) ** 3
+    terms = {
+        "gradients": -eta * _discounted(beta, gradient_norms_squared) / 2,
+        "perturbation": eta * (drift / (2 * (1 - beta))),
+        "momentum": curved * (eta * (c.gradient_bound**2 + drift)),
+    }
+    return terms, _y_is_large_enough(c, beta, local_steps)
+
+
+@theorem
 def fedgbo_perturbation(
     constants: FedGBOConstants,
     pseudo_learning_rate: Positive,
@@ -320,6 +420,16 @@ def _newton_step(v, logs):
     excess = jax.nn.logsumexp(parts, axis=0)
     shares = jax.lax.stop_gradient(jnp.exp(parts - excess[None]))
     return v - excess / (2 * shares[0] + 3 * shares[1] + 4 * shares[2])
+
+
+def _discounted(beta, newest_first):
+    """sum_k beta^k of rows [..., t]."""
+    if not jnp.ndim(newest_first):
+        raise ValueError("gradient_norms_squared must be one per round [t], got a number.")
+    ages = jnp.arange(newest_first.shape[-1], dtype=newest_first.dtype)
+    ages = ages.reshape((1,) * (newest_first.ndim - 1) + ages.shape)
+    weights = (beta[..., None] if beta.ndim else beta) ** ages
+    return jnp.sum(weights * newest_first, axis=-1)
 
 
 def _loss_gap(c):

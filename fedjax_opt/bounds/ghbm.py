@@ -25,6 +25,14 @@ Where the print errs:
   kept, its proof needs beta (tau - 1) <~ 1. Without that the theorem is false: with equal quadratics, no
   noise and so beta = 1, GHBM with the steps of (122) diverges for tau >= 119.
 
+- Lemma B.5 cannot be had as it is printed: (66) drops the noise of old rounds, on which the momentum
+  depends, from the cross term; (70) has 1 + 1/beta for the 1 + 4/beta of its inequality; (62) forgets
+  to divide its last term by 5 beta/8. `ghbm_update_errors` takes what holds, and in every single run:
+  ||f' - m+||^2 <= (1-beta) ||f' - m||^2 + beta ||f' - g~||^2, convexity, and the rest of the proof.
+- Lemma B.6 holds where gradients are taken, before each local step; (11) counts the last model instead
+  of the first.
+- (115) needs T >= 2 tau + 1, and Lemma B.7's condition has eta_l for the eta of (116).
+
 Reference:
   Zaccone, Karimireddy, Masone, Ciccone. Communication-efficient federated learning with generalized
   heavy-ball momentum. 2024. Section 4 and appendix B.
@@ -35,6 +43,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_opt.bounds.coverage import expected_unseen_share_squared
 from fedjax_opt.bounds.theorem import (
@@ -282,6 +291,196 @@ def ghbm_step_sizes(
     ]
     smallest = functools.reduce(jnp.minimum, limits, jnp.ones_like(beta))
     return GHBMStepSizes(beta, eta, smallest / local_steps / L)
+
+
+@formula
+def ghbm_heavy_ball(
+    models: Finite, pseudo_gradient: Finite, learning_rate: Positive, momentum: NotNegative
+) -> jax.Array:
+    """The next model by the heavy-ball form of the momentum over tau rounds: Lemma B.3.
+
+    `x_{t-1} + beta/tau (x_{t-1} - x_{t-tau-1}) - eta g`, which is x_{t-1} - eta m_t with the momentum
+    `m_t = beta/tau (m_{t-1} + .. + m_{t-tau}) + g`. With tau = 1 it is Lemma B.2, the classical one.
+
+    Args:
+      models: x_{t-tau-1} .. x_{t-1}, `[tau + 1, ...]`; before the first round it is x_0.
+      pseudo_gradient: g, of the shape of a model.
+      learning_rate: eta > 0.
+      momentum: beta.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> float(fo.bounds.ghbm_heavy_ball([3.0, 2.0, 1.0], 1.0, learning_rate=0.5, momentum=0.5))
+      0.0
+    """
+    if jnp.ndim(models) < 1 or models.shape[0] < 2:
+        raise ValueError(
+            f"models must have the shape [tau + 1, ...], got {list(jnp.shape(models))}."
+        )
+    last, tau = models[-1], models.shape[0] - 1
+    return last + momentum / tau * (last - models[0]) - learning_rate * pseudo_gradient
+
+
+@theorem
+def ghbm_update_errors(
+    constants: GHBMConstants,
+    gradient_weight: Share,
+    server_learning_rate: Positive,
+    first_error: NotNegative,
+    gradient_norms_squared: NotNegative,
+    deviations: NotNegative,
+):
+    """The sum of E_t = E||grad f(x_{t-1}) - m_{t+1}||^2 over T rounds: Lemma B.5.
+
+    `(c E_0 + v sum E||grad f(x_{t-2})||^2 + beta sum D_t)/(1 - c)` with `v = 2 (1-beta) (1 + 2/beta)
+    eta^2 L^2`, `c = (1-beta) (1 + beta/2) + v`: the terms 'first', 'gradient' and 'deviation'.
+
+    Args:
+      constants: the problem's `GHBMConstants`, of which the smoothness matters.
+      gradient_weight: beta, in (0, 1].
+      server_learning_rate: eta > 0; `eta <= beta/(4 L)` is enough for a bound.
+      first_error: E_0, with x_{-1} = x_0.
+      gradient_norms_squared: E||grad f||^2 at x_{-1}, x_0, .. x_{T-2}, `[T]`.
+      deviations: D_t = E||grad f(x_{t-1}) - g~_tau||^2 for t = 1 .. T, `[T]`: at most twice what
+        `ghbm_cyclic_deviation` and `ghbm_momentum_error` bound.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> constants = fo.bounds.GHBMConstants(1.0, 1.0, 8)
+      >>> bound = fo.bounds.ghbm_update_errors(constants, 0.5, 0.1, 1.0, [1.0, 0.9], [0.1, 0.1])
+      >>> round(float(bound.value), 3), bool(bound.holds)
+      (2.677, True)
+    """
+    beta, step = gradient_weight, server_learning_rate * constants.smoothness
+    carried = 2 * (1 - beta) * (1 + 2 / beta) * step**2
+    kept = (1 - beta) * (1 + beta / 2) + carried
+    share = 1 / jnp.where(kept < 1, 1 - kept, 1)
+    terms = {
+        "first": share * kept * first_error,
+        "gradient": share * carried * jnp.sum(gradient_norms_squared, axis=-1),
+        "deviation": share * beta * jnp.sum(deviations, axis=-1),
+    }
+    bounded = {name: jnp.where(kept < 1, term, jnp.inf) for name, term in terms.items()}
+    return bounded, {"c < 1": kept < 1}
+
+
+@theorem
+def ghbm_drift(
+    constants: GHBMConstants,
+    local_steps: AtLeastOne,
+    local_learning_rate: Positive,
+    gradient_weight: Share,
+    first_steps_squared: NotNegative,
+):
+    """U_t, the mean E||y - x||^2 where a round's gradients are taken: Lemma B.6.
+
+    `2 e^2 J^2 Xi_t + J eta_l^2 beta^2 sigma^2 (1 + 2 J^3 eta_l^2 L^2 beta^2)`, with the terms
+    'first step' and 'noise'.
+
+    Args:
+      constants: the problem's `GHBMConstants`; losses do not matter.
+      local_steps: J.
+      local_learning_rate: eta_l > 0.
+      gradient_weight: beta, in (0, 1].
+      first_steps_squared: Xi_t, the clients' mean of the square of their expected first local step.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> constants = fo.bounds.GHBMConstants(1.0, 1.0, 8, noise_variance=1.0)
+      >>> round(float(fo.bounds.ghbm_drift(constants, 5, 0.01, 0.5, 1e-4).value), 5)
+      0.03707
+    """
+    c, J = constants, local_steps
+    step = local_learning_rate * gradient_weight
+    curved = 2 * J * (J * step * c.smoothness) ** 2
+    terms = {
+        "first step": 2 * np.e**2 * J**2 * first_steps_squared,
+        "noise": J * (step * (step * c.noise_variance)) * (1 + curved),
+    }
+    return terms, {"eta_l L <= 1/(beta J)": at_most(step * c.smoothness * J, 1.0)}
+
+
+@theorem
+def ghbm_first_steps(
+    constants: GHBMConstants,
+    tau: AtLeastOne,
+    server_learning_rate: Positive,
+    local_learning_rate: Positive,
+    gradient_weight: Share,
+    first_gradients_squared: NotNegative,
+    gradient_norms_squared: NotNegative,
+    update_errors: NotNegative,
+):
+    """The sum of Xi_t over T rounds, if clients take turns: Lemma B.7, as its proof ends (116).
+
+    `4 eta_l^2 ((1-beta)^2 + e (beta eta L T)^2) sum (E_t + E||grad f(x_{t-1})||^2)
+    + 2 e eta_l^2 beta^2 tau T G_tau`: the terms 'momentum' and 'gradient'.
+
+    Args:
+      constants: the problem's `GHBMConstants`, of which the smoothness matters.
+      tau: 1/C.
+      server_learning_rate: eta > 0.
+      local_learning_rate: eta_l > 0.
+      gradient_weight: beta, in (0, 1].
+      first_gradients_squared: G_tau, as for `ghbm_step_sizes`.
+      gradient_norms_squared: E||grad f(x_{t-1})||^2 for t = 0 .. T-1, `[T]`.
+      update_errors: E_t for the same rounds, `[T]`.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> constants = fo.bounds.GHBMConstants(1.0, 1.0, 8, participation=0.5)
+      >>> bound = fo.bounds.ghbm_first_steps(constants, 2, 0.1, 0.01, 0.5, 1.0, [1.0] * 5, [0.5] * 5)
+      >>> round(float(bound.value), 5), bool(bound.holds)
+      (0.00262, True)
+    """
+    beta, step = gradient_weight, local_learning_rate
+    if jnp.shape(gradient_norms_squared) != jnp.shape(update_errors) or not jnp.ndim(update_errors):
+        raise ValueError(
+            "gradient_norms_squared and update_errors must have one shape [T], got"
+            f" {list(jnp.shape(gradient_norms_squared))} and {list(jnp.shape(update_errors))}."
+        )
+    rounds = update_errors.shape[-1]
+    moved = beta * server_learning_rate * constants.smoothness * rounds
+    seen = jnp.sum(gradient_norms_squared + update_errors, axis=-1)
+    terms = {
+        "momentum": 4 * ((1 - beta) ** 2 + np.e * moved**2) * (step * (step * seen)),
+        "gradient": 2 * np.e * tau * rounds * (step * beta) ** 2 * first_gradients_squared,
+    }
+    return terms, {
+        "tau C = 1": jnp.abs(tau * constants.participation - 1) <= 1e-6,
+        "T >= 2 tau + 1": rounds >= 2 * tau + 1,
+    }
+
+
+@theorem
+def ghbm_descent(
+    constants: GHBMConstants,
+    server_learning_rate: Positive,
+    gradient_norm_squared: NotNegative,
+    update_error: NotNegative,
+):
+    """The loss that a round changes, E[f(x_t) - f(x_{t-1})]: Lemma B.8.
+
+    `-11/24 eta E||grad f(x_{t-1})||^2 + 13/24 eta E_t`, with the terms 'gradient' and 'error'.
+
+    Args:
+      constants: the problem's `GHBMConstants`, of which the smoothness matters.
+      server_learning_rate: eta > 0, of x_t = x_{t-1} - eta m_{t+1}.
+      gradient_norm_squared: E||grad f(x_{t-1})||^2.
+      update_error: E_t = E||grad f(x_{t-1}) - m_{t+1}||^2.
+
+    Example:
+      >>> import fedjax_opt as fo
+      >>> constants = fo.bounds.GHBMConstants(1.0, 1.0, 8)
+      >>> round(float(fo.bounds.ghbm_descent(constants, 0.024, 1.0, 0.5).value), 4)
+      -0.0045
+    """
+    eta = server_learning_rate
+    terms = {
+        "gradient": -11 / 24 * eta * gradient_norm_squared,
+        "error": 13 / 24 * eta * update_error,
+    }
+    return terms, {"eta <= 1/(24 L)": at_most(eta * constants.smoothness, 1 / 24)}
 
 
 def _deviation(unseen_squared, G, gradient):

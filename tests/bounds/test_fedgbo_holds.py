@@ -87,6 +87,12 @@ def gradient(coefficients, x):
     return (h * (coefficients.real * jnp.sin(angle) - coefficients.imag * jnp.cos(angle))).sum(0)
 
 
+def loss_but_for_a_constant(coefficients, x):
+    """F, from its coefficients."""
+    angle = jnp.asarray(FREQUENCIES)[:, None] * x[None]
+    return -(coefficients.real * jnp.cos(angle) + coefficients.imag * jnp.sin(angle)).sum()
+
+
 @jax.jit
 @partial(jax.vmap, in_axes=(0, 0, 0, 0, 0, None))
 @partial(jax.vmap, in_axes=(None, None, None, None, None, 0))
@@ -118,6 +124,8 @@ def play(examples, start, coefficients, learning_rate, beta, key):
             "gradient": jnp.sum(gradient(coefficients, x) ** 2),
             "momentum": jnp.sum(m**2),
             "perturbation": run.history.diagnostics["perturbation_norm"][0] ** 2,
+            "loss": loss_but_for_a_constant(coefficients, x),
+            "alignment": jnp.sum(gradient(coefficients, x) * run.state.server.optimizer.m["x"]),
         }
         return run.state, measured
 
@@ -175,6 +183,59 @@ def test_lemma_1_bounds_the_momentum(played):
     assert (mean / bound.value).max() > 0.1
     # What it rests on: gradients are no longer than R, so their mean is not, in any run.
     assert (measured["momentum"] <= constants.gradient_bound[:, None, None] ** 2).all()
+
+
+def test_lemma_2_and_the_descent_bound_every_round(played):
+    """In means over seeds, for which four are enough beside the slack of R^2."""
+    constants, pseudo, measured = played
+    # The sum of gradients is what the lemmas call m.
+    alignment = measured["alignment"].mean(1)[:, :-1] / (1 - BETAS)[:, None]
+    change = np.diff(measured["loss"].mean(1), axis=1)
+    squared = measured["momentum"].mean(1)[:, 1:] / (1 - BETAS)[:, None] ** 2
+    step = fo.bounds.fedgbo_step(*_wide(constants, pseudo), alignment, squared)
+    assert (change <= step.value + 1e-9).all()
+    sure = constants._replace(update_bound=np.maximum(1, 1 / (1 - BETAS) / np.sqrt(18)))
+    for t in (1, 2, 10, ROUNDS - 1):
+        newest_first = measured["gradient"].mean(1)[:, :t][:, ::-1]
+        arguments = sure, pseudo, BETAS, STEPS, newest_first
+        lemma, descent = (
+            fo.bounds.fedgbo_alignment(*arguments),
+            fo.bounds.fedgbo_descent(*arguments),
+        )
+        assert lemma.violated() == () and descent.violated() == ()
+        assert (alignment[:, t - 1] >= lemma.value).all()
+        assert (change[:, t - 1] <= descent.value).all()
+
+
+def _wide(constants, pseudo):
+    """Rows of what is one for all rounds."""
+    shape = FEDERATIONS, ROUNDS - 1
+    return jax.tree.map(
+        lambda leaf: np.broadcast_to(np.asarray(leaf)[:, None], shape), (constants, pseudo)
+    )
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.6])
+def test_lemma_2_and_the_descent_are_equations_15_and_17(beta):
+    c = fo.bounds.FedGBOConstants(2.0, 3.0, 1.5, 0.7, 0.4, 0.5, 1.2)
+    eta, K, g = 0.01, 5, np.array([0.3, 0.2, 0.9])
+    Y = 18 * 1.2**2 * 4 * (1.5**2 + 0.7**2 + 0.4 / 5)
+    past, bracket = g @ beta ** np.arange(3), 1.5**2 + eta**2 * Y
+    lemma = past / 2 - eta**2 * Y / (2 * (1 - beta))
+    lemma -= 2 * eta * 2 * beta * bracket / (1 - beta) ** 3
+    np.testing.assert_allclose(fo.bounds.fedgbo_alignment(c, eta, beta, K, g).value, lemma)
+    # (16) with Lemma 2 and Lemma 1 in it.
+    first = fo.bounds.fedgbo_momentum(c, eta, beta, K).value
+    found = fo.bounds.fedgbo_descent(c, eta, beta, K, g).value
+    np.testing.assert_allclose(found, fo.bounds.fedgbo_step(c, eta, lemma, first).value)
+    np.testing.assert_allclose(found, -eta * lemma + eta**2 * 2 / 2 * first)
+
+
+def test_equation_16_is_reached_on_a_quadratic():
+    c, x, m = fo.bounds.FedGBOConstants(3.0, 0.0, 1.0), np.array([1.0, -2.0]), np.array([0.5, 1.0])
+    change = 1.5 * (np.sum((x - 0.1 * m) ** 2) - np.sum(x**2))
+    found = fo.bounds.fedgbo_step(c, 0.1, 3 * x @ m, m @ m).value
+    np.testing.assert_allclose(found, change)
 
 
 def perturbation(played, momentum):

@@ -54,6 +54,59 @@ GOOD = {
     bounds.fedacg_convex_main_text: {"constants": FEDACG, "momentum": 0.6, "rounds": 100},
     bounds.fedacg_optimal_proximal_weight: {"constants": FEDACG, "momentum": 0.6, "rounds": 100},
     bounds.rates: {"constants": RATES},
+    bounds.fedavg_distance: {
+        "constants": FEDAVG, "learning_rate": 0.1, "local_steps": 5, "distance_squared": 1.0,
+        "num_clients": 9,
+    },
+    bounds.fedavg_gradients: {"constants": FEDAVG, "learning_rate": 0.1, "local_steps": [5.0, 4.0]},
+    bounds.fedgbo_alignment: {
+        "constants": FEDGBO, **ETA, "momentum": 0.6, "local_steps": 5,
+        "gradient_norms_squared": [1.0, 2.0],
+    },
+    bounds.fedgbo_descent: {
+        "constants": FEDGBO, **ETA, "momentum": 0.6, "local_steps": 5,
+        "gradient_norms_squared": [1.0, 2.0],
+    },
+    bounds.fedgbo_step: {
+        "constants": FEDGBO, **ETA, "alignment": -1.0, "momentum_norm_squared": 2.0,
+    },
+    bounds.ghbm_heavy_ball: {
+        "models": [1.0, 2.0], "pseudo_gradient": 1.0, "learning_rate": 0.1, "momentum": 0.6,
+    },
+    bounds.ghbm_update_errors: {
+        "constants": GHBM, "gradient_weight": 0.5, "server_learning_rate": 0.1, "first_error": 1.0,
+        "gradient_norms_squared": [1.0], "deviations": [1.0],
+    },
+    bounds.ghbm_drift: {
+        "constants": GHBM, "local_steps": 5, "local_learning_rate": 0.1, "gradient_weight": 0.5,
+        "first_steps_squared": 1.0,
+    },
+    bounds.ghbm_first_steps: {
+        "constants": GHBM, "tau": 4, "server_learning_rate": 0.1, "local_learning_rate": 0.1,
+        "gradient_weight": 0.5, "first_gradients_squared": 1.0, "gradient_norms_squared": [1.0],
+        "update_errors": [1.0],
+    },
+    bounds.ghbm_descent: {
+        "constants": GHBM, "server_learning_rate": 0.1, "gradient_norm_squared": 1.0,
+        "update_error": 1.0,
+    },
+    bounds.fedacg_descent: {
+        "constants": FEDACG, "learning_rate": 0.1, "momentum": 0.6, "local_steps": 5,
+        "gradient_norm_squared": 1.0,
+    },
+    bounds.fedacg_drift: {"constants": FEDACG, "learning_rate": 0.1, "local_steps": 5},
+    bounds.fedacg_lookahead: {
+        "constants": FEDACG, "learning_rate": 0.1, "momentum": 0.6, "local_steps": 5,
+    },
+    bounds.fedacg_sampling: {"constants": FEDACG, "learning_rate": 0.1, "local_steps": 5},
+    bounds.fedacg_convex_drift: {
+        "constants": FEDACG, "proximal_weight": 5.0, "momentum": 0.6, "last_drift": 1.0,
+        "loss_gap": 1.0,
+    },
+    bounds.fedacg_convex_descent: {
+        "constants": FEDACG, "proximal_weight": 5.0, "momentum": 0.6, "distance_squared": 1.0,
+        "last_drift": 1.0, "loss_gap": 1.0,
+    },
     bounds.expected_unseen_share_squared: {"num_clients": 9, "cohort_size": 1, "rounds": 3},
 }  # fmt: skip
 # The interval of each number, and where it is another.
@@ -70,12 +123,20 @@ INTERVALS = {
     "momentum": "[0, 1)", "local_steps": "[1, inf)", "rounds": "(0, inf]",
     "gradient_norm_squared": "[0, inf]", "momentum_norm_squared": "[0, inf]",
     "unseen_share_squared": "[0, 1]", "first_gradients_squared": "[0, inf]",
+    "alignment": "(-inf, inf)", "models": "(-inf, inf)", "pseudo_gradient": "(-inf, inf)",
+    "gradient_weight": "(0, 1]", "local_learning_rate": "(0, inf]", "first_error": "[0, inf]",
+    "deviations": "[0, inf]", "first_steps_squared": "[0, inf]", "update_error": "[0, inf]",
+    "last_drift": "[0, inf]", "loss_gap": "[0, inf]",
     "drifts": "[0, inf]", "gradient_norms_squared": "[0, inf]", "update_errors": "[0, inf]",
 }  # fmt: skip
 OTHERS = {
     ("fedavg", "local_steps"): "(0, inf]",
     ("optimal_learning_rate", "local_steps"): "(0, inf]",
     ("ghbm_momentum_error", "local_steps"): "(0, inf]",
+    ("ghbm_first_steps", "tau"): "[1, inf)",
+    ("ghbm_heavy_ball", "momentum"): "[0, inf]",
+    ("fedavg_distance", "distance_squared"): "[0, inf]",
+    ("fedacg_convex_descent", "distance_squared"): "[0, inf]",
     ("rates", "rounds"): "(0, inf)",
     ("rates", "dissimilarity"): "[0, inf]",
     ("rates", "gradient_bound"): "[0, inf]",
@@ -184,6 +245,21 @@ CONVEX = {"constants": FEDACG._replace(gradients_squared=None), "proximal_weight
             bounds.ghbm_momentum_error,
             GOOD[bounds.ghbm_momentum_error] | {"drifts": 1.0},
             r"drifts must have the shape \[tau\]",
+        ),
+        (
+            bounds.ghbm_first_steps,
+            GOOD[bounds.ghbm_first_steps] | {"update_errors": [1.0, 1.0]},
+            r"must have one shape \[T\], got \[1\] and \[2\]",
+        ),
+        (
+            bounds.ghbm_heavy_ball,
+            GOOD[bounds.ghbm_heavy_ball] | {"models": [1.0]},
+            r"models must have the shape \[tau \+ 1, ...\], got \[1\]",
+        ),
+        (
+            bounds.fedgbo_descent,
+            GOOD[bounds.fedgbo_descent] | {"gradient_norms_squared": 1.0},
+            r"gradient_norms_squared must be one per round \[t\]",
         ),
         (
             bounds.expected_unseen_share_squared,

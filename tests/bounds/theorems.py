@@ -7,6 +7,7 @@ from the page; the tests give it the arguments in extended precision.
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt import bounds
@@ -68,9 +69,55 @@ def paper_schedule(c, eta, schedule):
     return sum(numpy_terms(c, eta, (1 / total,), np.sqrt((schedule**3).sum(-1) / total)))
 
 
+def falling(eta, schedule):
+    """A learning rate for each round of a schedule, that falls as K does."""
+    return (eta[..., None] if np.ndim(eta) else eta) * (schedule / schedule[..., :1])
+
+
+def paper_of_two_schedules(c, eta, K):
+    """As A.2 has it before eta_r = eta, with 8 + 4/N for 16 and with its kappa F(x_0) - F*."""
+    eta, kappa = falling(eta, K), c.smoothness / c.strong_convexity
+    taken, scale = (eta * K).sum(-1), kappa * c.smoothness
+    spread = c.noise + 6 * c.smoothness * c.heterogeneity
+    drift = (8 + 4 / c.cohort_size) * c.gradient_bound**2 * (eta**2 * K**3).sum(-1)
+    gap = kappa * c.initial_loss - c.optimal_loss
+    return (2 * kappa * gap + scale * (spread * (eta**2 * K).sum(-1) + drift)) / taken
+
+
+def paper_lemma_1(c, eta, K, distance):
+    """(16), for 5 times as many clients as there are in a round."""
+    N = c.cohort_size
+    G, share = c.gradient_bound**2, 4 * N / (5 * N - 1)
+    drift = 8 * (K - 1) ** 2 * G + share * 4 / N * K**2 * G
+    spread = c.noise + 6 * c.smoothness * c.heterogeneity
+    return (1 - eta * c.strong_convexity) * distance + eta**2 * (spread + drift)
+
+
+def paper_lemma_2(c, eta, K):
+    """(17), with K_t inside of the sum."""
+    eta, kappa = falling(eta, K), c.smoothness / c.strong_convexity
+    N, G = c.cohort_size[..., None], c.gradient_bound[..., None] ** 2
+    spread = (c.noise + 6 * c.smoothness * c.heterogeneity)[..., None]
+    each = spread + 8 * (K - 1) ** 2 * G + 4 / N * K**2 * G
+    first = 2 * kappa * (kappa * c.initial_loss - c.optimal_loss)
+    return first + kappa * c.smoothness * (eta**2 * K * each).sum(-1)
+
+
 FEDAVG = Family(
     draw_fedavg,
     {
+        "two schedules": Theorem(
+            lambda c, link, eta, K, W, schedule: bounds.fedavg(c, falling(eta, schedule), schedule),
+            lambda c, link, eta, K, W, schedule: paper_of_two_schedules(c, eta, schedule),
+        ),
+        "lemma 1": Theorem(
+            lambda c, link, eta, K, W, _: bounds.fedavg_distance(c, eta, K, W, 5 * c.cohort_size),
+            lambda c, link, eta, K, W, _: paper_lemma_1(c, eta, K, W),
+        ),
+        "lemma 2": Theorem(
+            lambda c, link, eta, K, W, s: bounds.fedavg_gradients(c, falling(eta, s), s),
+            lambda c, link, eta, K, W, s: paper_lemma_2(c, eta, s),
+        ),
         "schedule": Theorem(
             lambda c, link, eta, K, W, schedule: bounds.fedavg(c, eta, schedule),
             lambda c, link, eta, K, W, schedule: paper_schedule(c, eta, schedule),
@@ -202,6 +249,31 @@ def ghbm_theorem_4_7(c, tau, g, J, T, unseen):
     return gap + np.sqrt(gap * c.noise_variance / (c.num_clients * J))
 
 
+def _pair(x):
+    return jnp.stack([x, 2 * x], axis=-1)
+
+
+def ghbm_lemma_b5(c, tau, g, J, T, beta):
+    """With eta L = beta/4, for which v = (1-beta) (beta^2 + 2 beta)/8."""
+    carried = (1 - beta) * (beta**2 + 2 * beta) / 8
+    kept = (1 - beta) * (1 + beta / 2) + carried
+    return (kept * g + 3 * carried * g + 3 * beta * J) / (1 - kept)
+
+
+def ghbm_lemma_b6(c, tau, g, J, T, beta):
+    step = 0.5 * beta / c.smoothness
+    noise = J * step**2 * c.noise_variance * (1 + 2 * J**3 * step**2 * c.smoothness**2)
+    return 2 * np.exp(np.longdouble(2)) * J**2 * g + noise
+
+
+def ghbm_equation_116(c, tau, g, J, T, beta):
+    """Of two rounds with eta L = 0.1 and eta_l L = 0.5; G_tau is J."""
+    e, step = np.exp(np.longdouble(1)), 0.5 / c.smoothness
+    weight = (1 - beta) ** 2 + e * (0.2 * beta) ** 2
+    momentum = 4 * step**2 * weight * 3 * (g + beta)
+    return momentum + 2 * e * step**2 * beta**2 * (tau + 1) * 2 * J
+
+
 GHBM = Family(
     draw_ghbm,
     {
@@ -218,6 +290,22 @@ GHBM = Family(
             lambda c, tau, g, J, T, u: of_unseen(c, (1 - tau * c.participation) ** 2, g),
         ),
         "rate": Theorem(lambda c, tau, g, J, T, u: bounds.ghbm_rate(c, J, T), ghbm_theorem_4_7),
+        "update errors": Theorem(
+            lambda c, tau, g, J, T, u: bounds.ghbm_update_errors(
+                c, u, u / (4 * c.smoothness), g, _pair(g), _pair(J)
+            ),
+            ghbm_lemma_b5,
+        ),
+        "drift": Theorem(
+            lambda c, tau, g, J, T, u: bounds.ghbm_drift(c, J, 0.5 / c.smoothness, u, g),
+            ghbm_lemma_b6,
+        ),
+        "first steps": Theorem(
+            lambda c, tau, g, J, T, u: bounds.ghbm_first_steps(
+                c, tau + 1, 0.1 / c.smoothness, 0.5 / c.smoothness, u, J, _pair(g), _pair(u)
+            ),
+            ghbm_equation_116,
+        ),
     },
 )
 
@@ -232,7 +320,9 @@ def draw_fedacg(rng, count, extreme=False):
         smoothness=between(-8, 8) if extreme else between(-2, 2),
         initial_loss=between(-1, 3),
         num_clients=clients,
-        cohort_size=np.ceil(clients * rng.uniform(0.01, 0.9, count)),
+        cohort_size=np.maximum(
+            np.floor(clients * rng.uniform(0.01, 0.9, count)), 1
+        ),  # N > |S|: P has a kink
         gradient_bound=between(-2, 2),
         noise_variance=between(-3, 2),
         optimal_loss=-between(-3, 1),
@@ -281,6 +371,11 @@ def fedacg_theorem_1(c, scale, lam, K, T):
     return np.sqrt(lam * (1 - lam)) / T * rest
 
 
+def fedacg_p(c):
+    N, S = c.num_clients, c.cohort_size
+    return 4 * N / (S * (N - 1)) * (1 - S / N)
+
+
 FEDACG = Family(
     draw_fedacg,
     {
@@ -288,6 +383,38 @@ FEDACG = Family(
         "convex": Theorem(
             lambda c, scale, lam, K, T: bounds.fedacg_convex(c, c.smoothness * K, lam, T),
             lambda c, scale, lam, K, T: fedacg_theorem_2(c, c.smoothness * K, lam, T),
+        ),
+        "lemma 2": Theorem(
+            lambda c, scale, lam, K, T: bounds.fedacg_drift(c, scale, K),
+            lambda c, eta, lam, K, T: (eta * c.smoothness * K**2 * c.gradient_bound) ** 2 / 3,
+        ),
+        "lemma 3": Theorem(
+            lambda c, scale, lam, K, T: bounds.fedacg_lookahead(c, scale, lam, K),
+            lambda c, eta, lam, K, T: (
+                lam**4
+                / (1 - lam) ** 4
+                * (eta * c.smoothness * K) ** 2
+                * (c.gradient_bound**2 * (1 + fedacg_p(c)) + c.noise_variance)
+            ),
+        ),
+        "lemma 4": Theorem(
+            lambda c, scale, lam, K, T: bounds.fedacg_sampling(c, scale, K),
+            lambda c, eta, lam, K, T: (
+                eta**2 * K**2 * (c.noise_variance + fedacg_p(c) * c.gradient_bound**2)
+            ),
+        ),
+        "lemma 9": Theorem(
+            lambda c, scale, lam, K, T: bounds.fedacg_convex_drift(
+                c, c.smoothness * (K + 2), lam, scale, T
+            ),
+            lambda c, scale, lam, K, T: (
+                (
+                    4 * lam**2 * scale
+                    + 8 * T / (c.smoothness * (K + 2) ** 2)
+                    + 4 * c.optimal_gradients_squared / (c.smoothness * (K + 2)) ** 2
+                )
+                / (1 - 4 / (K + 2) ** 2)
+            ),
         ),
         "main text": Theorem(
             lambda c, scale, lam, K, T: bounds.fedacg_convex_main_text(c, lam, T), fedacg_theorem_1
