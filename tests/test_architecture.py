@@ -34,7 +34,7 @@ ALLOWED = {
         "models",
         "tasks",
     },
-    "planning": {"core", "bounds", "costs", "planning"},
+    "planning": {"core", "algorithms", "bounds", "costs", "optimizers", "planning"},
 }
 ANYTHING = {"cli", "experiments"}
 

@@ -1,19 +1,18 @@
 """`--dry-run`: what an experiment would need, from shapes alone, and a guess at its time."""
 
 import time
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
 
 from fedjax_opt.cli.tables import megabytes, print_table
-from fedjax_opt.core import Controller, Federation, Objective
-from fedjax_opt.core.federation import Epochs
+from fedjax_opt.core import Federation, Objective
 from fedjax_opt.core.tables import duration
 from fedjax_opt.experiments.comparing import pricer
 from fedjax_opt.experiments.playing import Setup
-from fedjax_opt.experiments.pricing import minibatch
 from fedjax_opt.experiments.sweep import together
+from fedjax_opt.planning.problem import mean_steps, minibatch
 
 # Rounds reach this share of the rate of large matrix products, give or take a factor of two.
 _EFFICIENCY = 0.4
@@ -26,7 +25,7 @@ def print_plan(setup: Setup) -> float:
     rows, flops, step = [], 0.0, _step_memory(setup.federation)
     for program in together(setup.trials):
         clients = float(setup.rounds * program[0].federation.cohort.size)
-        steps = [clients * _steps(trial.federation) for trial in program]
+        steps = [clients * (mean_steps(trial.federation) or 1.0) for trial in program]
         prices = [price(trial) for trial in program]
         work = sum(
             clients * p.flops + own * p.flops_per_step for p, own in zip(prices, steps, strict=True)
@@ -59,17 +58,6 @@ def print_plan(setup: Setup) -> float:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _steps(federation: Federation) -> float:
-    """The steps of a client in a round; those of the first round where there is a controller."""
-    clients, steps = cast(Any, federation.clients), cast(Any, federation.local_steps)
-    if isinstance(steps, Epochs):
-        sizes = np.asarray(clients.sizes)
-        return float(np.mean(np.asarray(steps.count) * np.ceil(sizes / federation.batch_size)))
-    if isinstance(steps, Controller):
-        steps = steps.value(steps.init(), 0)
-    return float(np.mean(steps))
 
 
 def _step_memory(federation: Federation) -> int:

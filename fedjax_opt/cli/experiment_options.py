@@ -32,19 +32,7 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
     """Adds what says what to run, where results go, and what devices to imagine."""
     parser.add_argument("task", nargs="?", metavar="TASK", help=_help("task"))
     parser.add_argument("algorithms", nargs="*", metavar="ALGORITHM", help=_help("algorithms"))
-    own = parser.add_argument_group("own data (then every word is an algorithm)")
-    own.add_argument(
-        "--data", metavar="FILE",
-        help="CSV, Parquet, .npz, a folder of images by class, or a saved Hugging Face data set",
-    )  # fmt: skip
-    for name, about in _of_own_data().items():
-        own.add_argument(
-            f"--{name.replace('_', '-')}", dest=f"own_{name}", metavar="VALUE", help=about
-        )
-    own.add_argument(
-        "--task", dest="own_task", metavar="FUNCTION",
-        help="package.module:function that returns a Federation, or any task with its arguments",
-    )  # fmt: skip
+    add_data_options(parser)
     described = parser.add_argument_group("what is run (in a file: the same names with _ for -)")
     for name in FIELDS:
         if name not in (*_POSITIONAL, *_RATES):
@@ -96,21 +84,40 @@ def _of_own_data() -> dict[str, str]:
     }
 
 
-def _task_of(options: argparse.Namespace) -> tuple[str | None, list[str]]:
-    """The task and the algorithms: with own data every word is an algorithm, else the first the task."""
+def add_data_options(parser: argparse.ArgumentParser, tasks: str = "") -> None:
+    """Adds what says which data are learned on.
+
+    Args:
+      parser: of the command.
+      tasks: what else `--task` may name there.
+    """
+    own = parser.add_argument_group("own data")
+    own.add_argument(
+        "--data", metavar="FILE",
+        help="CSV, Parquet, .npz, a folder of images by class, or a saved Hugging Face data set",
+    )  # fmt: skip
+    for name, about in _of_own_data().items():
+        own.add_argument(
+            f"--{name.replace('_', '-')}", dest=f"own_{name}", metavar="VALUE", help=about
+        )
+    own.add_argument(
+        "--task", dest="own_task", metavar="FUNCTION",
+        help=f"{tasks}package.module:function that returns a Federation, or any task with its arguments",
+    )  # fmt: skip
+
+
+def data_task(options: argparse.Namespace) -> str | None:
+    """The text of the task that `add_data_options` were given for; None if none was."""
     own = {name: getattr(options, f"own_{name}") for name in _of_own_data()}
     given = {name: text for name, text in own.items() if text is not None}
     if options.data is None and given:
         raise ValueError(
             f"--{min(given).replace('_', '-')} is of own data: give --data FILE as well."
         )
-    if options.data is None and options.own_task is None:
-        return options.task, options.algorithms
     if options.data is not None and options.own_task is not None:
         raise ValueError("--data and --task both say what is learned on: give one of them.")
-    words = [*([] if options.task is None else [options.task]), *options.algorithms]
-    if options.own_task is not None:
-        return options.own_task, words
+    if options.data is None:
+        return options.own_task
     kinds = KINDS["task"]["from_files"].parameters
     arguments: dict[str, Any] = {"path": options.data}
     for name, text in given.items():
@@ -119,7 +126,15 @@ def _task_of(options: argparse.Namespace) -> tuple[str | None, list[str]]:
             arguments[name] = tuple(part.strip() for part in text.split(","))
         else:
             arguments[name] = text if kinds[name].kind == WORD else parse_value(text)
-    return str(Spec("from_files", arguments)), words
+    return str(Spec("from_files", arguments))
+
+
+def _task_of(options: argparse.Namespace) -> tuple[str | None, list[str]]:
+    """The task and the algorithms: with own data every word is an algorithm, else the first the task."""
+    task = data_task(options)
+    if task is None:
+        return options.task, options.algorithms
+    return task, [*([] if options.task is None else [options.task]), *options.algorithms]
 
 
 def _flag(name: str) -> str:

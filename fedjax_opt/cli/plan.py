@@ -1,10 +1,13 @@
 """`fedjax-opt plan`: how many local steps, which learning rate, how long, how many bytes.
 
-Quantities carry their units: --model-size 6.71Mbit (or 850kB), --upload 5Mbit/s. There are four
+Quantities carry their units: --model-size 6.71Mbit (or 850kB), --upload 5Mbit/s. There are five
 ways to say what is known of the problem:
 
   --task femnist
       a task of the paper, on a Raspberry Pi 3B+ over 4G
+  --data letters.csv --client user --label y, or --task "digits(num_clients=50)"
+      own data, or any federation: what travels and is computed is derived from its model, and K is as it
+      is now (with --eta0, both were good)
   --k0 80 --eta0 0.3 --k0-rounds 10000
       a K and an eta that were good in a run of so many rounds
   --smoothness 4 --strong-convexity 0.1 --initial-loss 4.1 --gradient-bound 2
@@ -16,6 +19,7 @@ ways to say what is known of the problem:
 import argparse
 import json
 import math
+import pathlib
 import re
 from typing import Any, NamedTuple
 
@@ -23,13 +27,18 @@ import jax
 import jax.numpy as jnp
 
 import fedjax_opt as fo
+from fedjax_opt.cli.experiment_options import add_data_options, data_task
 from fedjax_opt.cli.files import check_plot_path
 from fedjax_opt.cli.plan_options import GROUPS
 from fedjax_opt.cli.units import parse
 from fedjax_opt.core import checks
+from fedjax_opt.experiments.names import KINDS, load_task, suggested_for
+from fedjax_opt.experiments.specs import parse as parse_spec
 from fedjax_opt.experiments.specs import unknown
+from fedjax_opt.planning.problem import problem_of
 
 _USAGE = """fedjax-opt plan --task NAME [--hours H] [options]
+       fedjax-opt plan --data FILE [--client COLUMN] --label COLUMN --hours H [options]
        fedjax-opt plan --model-size SIZE --download RATE --upload RATE --step-seconds T
                        --cohort N --hours H --k0 K [options]
        fedjax-opt plan --help"""
@@ -62,6 +71,31 @@ _OPTIONS = {
 } | {f"constants.{name}": f"--{name.replace('_', '-')}" for name in (*_CONSTANTS, *_FURTHER)}
 
 
+class _Task(NamedTuple):
+    """What is planned for: megabits, speeds, clients, and what was good, if that is known."""
+
+    title: str
+    down: float
+    up: float
+    devices: Any
+    num_clients: int
+    cohort_size: int
+    local_steps: int
+    learning_rate: float | None
+    num_classes: int | None
+    rounds: int
+
+
+_PAPER = {
+    name.lower(): _Task(
+        f"{name} ({task.model})", task.model_megabits, task.model_megabits, task.devices,
+        task.num_clients, task.cohort_size, task.local_steps, task.learning_rate, task.num_classes,
+        10_000,
+    )
+    for name, task in fo.planning.paper_tasks().items()
+}  # fmt: skip
+
+
 class _Known(NamedTuple):
     """What is known of the problem: constants, or a K, and where that is from."""
 
@@ -81,6 +115,7 @@ def add_parser(commands: Any) -> None:
     )
     # '-5Mbit/s' is a value, and a wrong one, rather than an option that is not known.
     parser._negative_number_matcher = re.compile(r"-\.?\d")
+    add_data_options(parser, "a task of the paper (sent140, femnist, cifar100, shakespeare), ")
     for title, options in GROUPS.items():
         group = parser.add_argument_group(title)
         for name, settings in options.items():
@@ -113,8 +148,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _plan(options):
     task = _task(options)
-    down = _quantity(options, "model_size", "size", task and task.model_megabits)
-    up = _quantity(options, "upload_size", "size", down)
+    down = _quantity(options, "model_size", "size", task and task.down)
+    up = _quantity(
+        options, "upload_size", "size", down if options.model_size or not task else task.up
+    )
     sizes = _cohort(options.cohort, task)
     clients = options.clients if options.clients is not None else task and task.num_clients
     devices = _devices(options, task, clients, max(sizes or [1]))
@@ -133,7 +170,7 @@ def _plan(options):
                 "a budget is missing: --hours H, --rounds R, --total-bytes SIZE (all clients"
                 " together) or --client-bytes SIZE (each client)."
             )
-        rounds = options.k0_rounds or 10_000
+        rounds = options.k0_rounds or task.rounds
     plan = fo.plan(
         (down, up),
         devices,
@@ -151,31 +188,39 @@ def _plan(options):
         max_local_steps=options.max_local_steps,
         energy=_energy(options),
     )
-    title = "Federated training" if task is None else f"{task.name} ({task.model})"
+    title = "Federated training" if task is None else task.title
     if task and not (options.download or options.upload or options.step_seconds):
         title += " on a Raspberry Pi 3B+ over 4G"
     return title, plan, known.origin
 
 
-def _task(options):
-    """The paper's task, or the digits as if they were one; None where all is given."""
-    tasks = {name.lower(): task for name, task in fo.planning.paper_tasks().items()}
-    if options.task is not None and options.task.lower() not in tasks:
-        raise unknown("--task", options.task, tasks, f"There are {', '.join(tasks)}.")
+def _task(options) -> _Task | None:
+    """A task of the paper, or the digits as if they were one, or any federation; None without."""
+    text = data_task(options)
     if options.estimate:
-        if options.task is not None:
+        if text is not None:
             raise ValueError(
                 "--estimate is about the digits, and --task about another task: give one."
             )
-        return tasks["sent140"]._replace(
-            name="Digits",
-            model="logistic regression",
-            num_classes=10,
-            model_megabits=650 * 32e-6,
-            num_clients=20,
-            cohort_size=5,
-        )
-    return None if options.task is None else tasks[options.task.lower()]
+        steps = _PAPER["sent140"]
+        size = 650 * 32e-6
+        return steps._replace(
+            title="Digits (logistic regression)", num_classes=10, down=size, up=size,
+            num_clients=20, cohort_size=5,
+        )  # fmt: skip
+    if text is None or text.lower() in _PAPER:
+        return None if text is None else _PAPER[text.lower()]
+    if text.isidentifier() and text not in KINDS["task"]:
+        names = dict.fromkeys([*_PAPER, *KINDS["task"]])
+        raise unknown("--task", text, names, f"There are {', '.join(names)}.")
+    spec = parse_spec(text)
+    federation = load_task(spec).federation
+    found = problem_of(federation)
+    name = pathlib.Path(spec.arguments.get("path", spec.name.rpartition(":")[2])).stem
+    return _Task(
+        f"{name} ({found.num_clients} clients)", *found.model_megabits, found.devices, found.num_clients,
+        found.cohort_size, found.local_steps or 1, None, None, suggested_for(spec).rounds,
+    )  # fmt: skip
 
 
 def _quantity(options, name, kind, default):
@@ -239,22 +284,24 @@ def _known(options, task, cohort_size):
             )
         constants = fo.bounds.FedAvgConstants(cohort_size=cohort_size, **given)
         return _Known(constants, options.k0, "")
-    if task or (options.eta0 is not None and options.k0 is not None):
+    steps = options.k0 if options.k0 is not None or task is None else task.local_steps
+    rate = options.eta0 if options.eta0 is not None or task is None else task.learning_rate
+    if steps is not None and rate is not None:
         run = fo.planning.TunedRun(
-            local_steps=options.k0 if options.k0 is not None else task.local_steps,
-            learning_rate=options.eta0 if options.eta0 is not None else task.learning_rate,
+            local_steps=steps,
+            learning_rate=rate,
             rounds=options.k0_rounds if options.k0_rounds is not None else 10_000,
             cohort_size=task.cohort_size if task else cohort_size,
-            initial_loss=math.log(task.num_classes) if task else 1.0,
+            initial_loss=math.log(task.num_classes) if task and task.num_classes else 1.0,
         )
         return _Known(run, None, "kappa = 10 is assumed, and scales the bound")
-    if options.k0 is None:
+    if steps is None:
         raise ValueError(
             "K cannot be chosen. Give the bound's constants (--smoothness, --strong-convexity,"
             " --initial-loss, --gradient-bound), or a K that was found good (--k0; better with --eta0"
             " and --k0-rounds), or a task of the paper (--task)."
         )
-    return _Known(None, options.k0, "")
+    return _Known(None, steps, "")
 
 
 def _estimated(cohort_size):

@@ -18,11 +18,6 @@ number.__name__ = "number"  # what argparse calls a value that is none
 
 GROUPS: dict[str, dict[str, dict[str, Any]]] = {
     "the model and its clients": {
-        "--task": {
-            "metavar": "NAME",
-            "help": "sent140, femnist, cifar100 or shakespeare: sizes, speeds, K_0 and eta_0 of the"
-            " paper; any other option takes precedence",
-        },
         "--model-size": {
             "metavar": "SIZE",
             "help": "what a client downloads in a round: 6.71Mbit, 850kB, 1.5GiB, or 209662params of"

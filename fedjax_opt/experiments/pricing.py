@@ -12,11 +12,16 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_opt.core import Algorithm, Federation, checks
 from fedjax_opt.costs import Flops, client_flops, megabits, of
+from fedjax_opt.planning.problem import (
+    DOWNLOAD_MBPS,
+    FLOPS_PER_SECOND,
+    UPLOAD_MBPS,
+    minibatch,
+)
 
 #: Columns that `priced` adds to a record.
 COLUMNS = ("bytes_up", "bytes_down", "flops", "simulated_seconds")
@@ -32,9 +37,9 @@ class Device(NamedTuple):
         a local step in 17 ms.
     """
 
-    download_mbps: float = 20.0
-    upload_mbps: float = 5.0
-    flops_per_second: float = 2.4e9
+    download_mbps: float = DOWNLOAD_MBPS
+    upload_mbps: float = UPLOAD_MBPS
+    flops_per_second: float = FLOPS_PER_SECOND
 
 
 class Prices(NamedTuple):
@@ -113,17 +118,6 @@ def prices(
             + federation.num_clients * traffic.client_state
             + traffic.client_memory
         ),
-    )
-
-
-def minibatch(federation: Federation) -> Any:
-    """The shapes of a minibatch of a federation."""
-    clients: Any = federation.clients
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(
-            (federation.batch_size, *x.shape[1:]), jnp.asarray(x[:1]).dtype
-        ),
-        clients.examples,
     )
 
 

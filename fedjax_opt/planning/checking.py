@@ -19,7 +19,8 @@ def both_ways(model_megabits: Any) -> tuple[Any, Any]:
     sizes = model_megabits if isinstance(model_megabits, (tuple, list)) else [model_megabits] * 2
     if len(sizes) != 2 or any(np.ndim(size) for size in sizes):
         raise ValueError(
-            f"model_megabits must be a number, or a pair (down, up), got {model_megabits!r}."
+            "federation must be a Federation, or |x| in megabits, or a pair (down, up) of them, got"
+            f" {model_megabits!r:.80}."
         )
     for size in sizes:
         checks.number("model_megabits", size, low=0.0, open_low=True, open_high=True)

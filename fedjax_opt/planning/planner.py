@@ -11,13 +11,14 @@ import jax
 import numpy as np
 
 from fedjax_opt.bounds import Bound, FedAvgConstants
-from fedjax_opt.core import checks
+from fedjax_opt.core import Algorithm, Federation, checks
 from fedjax_opt.core.compatibility import enable_x64
 from fedjax_opt.costs import Devices, EnergyRates
 from fedjax_opt.costs.round_time import check_devices
 from fedjax_opt.planning import candidates, checking
 from fedjax_opt.planning.candidates import CohortChoice, WhatIf
 from fedjax_opt.planning.notes import notes_of
+from fedjax_opt.planning.problem import problem_of
 from fedjax_opt.planning.schedules import Forecast
 from fedjax_opt.planning.setting import (
     Given,
@@ -86,9 +87,10 @@ class Plan(NamedTuple):
 
 
 def plan(
-    model_megabits: Any,
-    devices: Devices,
+    federation: Federation | Any,
+    devices: Devices | None = None,
     *,
+    algorithm: Algorithm | None = None,
     constants: FedAvgConstants | TunedRun | None = None,
     client_variance: float | None = None,
     seconds: float | None = None,
@@ -111,8 +113,11 @@ def plan(
     Its arguments are known numbers; inside `jit` or `vmap`, use `fo.bounds.best_plan`.
 
     Args:
-      model_megabits: |x| in megabits, or a pair (down, up) such as `fo.costs.megabits(cost)`.
-      devices: the clients' `Devices`; if they differ, those of all clients or of a sample.
+      federation: what is trained, from which all that travels and is computed is derived; or without one
+        |x| in megabits, or a pair (down, up) such as `fo.costs.megabits(cost)`.
+      devices: the clients' `Devices`; if they differ, those of all clients or of a sample. None, with a
+        federation: a Raspberry Pi 3B+ over 4G, on which a local step takes as long as its operations do.
+      algorithm: what a federation is trained by; None for FedAvg.
       constants: the bound's constants, or a `TunedRun` from which to assume them. Their cohort size is
         the default.
       client_variance: sigma^2 of one client's minibatch gradient, of which a cohort has sigma^2/N; added
@@ -121,10 +126,12 @@ def plan(
       rounds: a budget: how many rounds there may be.
       total_bytes: a budget: what all clients together may send and receive.
       client_bytes: a budget: what each client may send and receive, in the mean over all clients.
-      cohort_size: N, or several to choose from: the smallest that is as good as any, up to `tolerance`.
-      num_clients: all clients, from whom cohorts are drawn; None if every client is in every round.
+      cohort_size: N, or several to choose from: the smallest that is as good as any, up to
+        `tolerance`. None for the federation's.
+      num_clients: all clients, from whom cohorts are drawn. None for the federation's, and without one
+        if every client is in every round.
       learning_rate: eta, if it is not to be chosen.
-      local_steps: K_0, if it is not to be chosen.
+      local_steps: K_0, if it is not to be chosen; without constants None is the federation's.
       plateau_round: the round at which K-step is assumed to step down; None to leave that schedule out.
       max_local_steps: no K is above it.
       tolerance: how much larger a bound may be for a smaller cohort, or a simpler schedule.
@@ -146,10 +153,29 @@ def plan(
       >>> round(plan.elasticities["upload"]["bound"], 2)
       -0.38
 
+      What a federation costs as it is, in an hour:
+
+      >>> plan = fo.plan(fo.tasks.digits(), seconds=3600)
+      >>> plan.local_steps, plan.cohort_size, plan.recommended.rounds > 10_000
+      (20, 5, True)
+
     Reference:
       Mills, Hu, Min. Faster federated learning with decaying number of local SGD steps. 2023.
     """
-    down, up = checking.both_ways(model_megabits)
+    sent: Any = federation
+    if isinstance(federation, Federation):
+        known = problem_of(federation, algorithm, devices)
+        sent, devices = known.model_megabits, known.devices
+        num_clients = known.num_clients if num_clients is None else num_clients
+        cohort_size = known.cohort_size if cohort_size is None else cohort_size
+        if constants is None and local_steps is None:
+            local_steps = known.local_steps
+    elif devices is None or algorithm is not None:
+        raise ValueError(
+            "federation must be a Federation where devices are left out or an algorithm is given, got"
+            f" {federation!r:.80}."
+        )
+    down, up = checking.both_ways(sent)
     check_devices(devices)
     setting = Setting(
         down, up, devices, num_clients, constants, client_variance,

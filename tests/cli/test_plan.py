@@ -216,3 +216,32 @@ def test_help_teaches_the_units(command):
     assert status == 0
     for part in ("--model-size SIZE", "6.71Mbit", "20Mbit/s", "--total-bytes", "sent140", "--json"):
         assert part in output
+
+
+def test_any_federation_is_planned_for(command, tmp_path):
+    status, output, errors = command('--task "digits(num_clients=20)" --hours 1 --json')
+    assert (status, errors) == (0, "")
+    found = json.loads(output)
+    digits = fo.tasks.digits(num_clients=20)
+    plan = fo.plan(digits, seconds=3600)
+    assert found.pop("title") == "digits (20 clients) on a Raspberry Pi 3B+ over 4G"
+    assert found == json.loads(json.dumps(fo.planning.as_dict(plan)))
+    # A run that went well, on other links, for the rounds that the task suggests.
+    status, output, _ = command(
+        "--task digits --eta0 0.4 --k0 30 --download 1Mbit/s --upload 1Mbit/s --step-seconds 1 --json"
+    )
+    found = json.loads(output)
+    assert status == 0 and found["recommended"]["rounds"] == 300 and found["learning_rate"]
+    rows = ["who,a,y", *(f"{i % 4},{i % 7},{i % 3}" for i in range(80))]
+    (tmp_path / "own.csv").write_text("\n".join(rows))
+    status, output, _ = command("--data own.csv --client who --label y --rounds 50 --json")
+    found = json.loads(output)
+    assert status == 0 and found["title"].startswith("own (4 clients)")
+    assert found["cohort_size"] == 4 and found["recommended"]["rounds"] == 50
+    for wrong, message in (
+        ("--task digitts", "Did you mean 'digits'"),
+        ("--client who", "give --data FILE as well"),
+        ("--data own.csv --task digits", "give one of them"),
+    ):
+        status, _, errors = command(f"{wrong} --rounds 3")
+        assert status == 2 and message in errors

@@ -366,8 +366,8 @@ WRONG = [
     ({"seconds": 1.0}, "seconds must last for at least one round, got 1 s.*1.678 s"),
     ({"rounds": -1}, "rounds must lie in"),
     ({"total_bytes": 1e3}, "total_bytes must last"),
-    ({"model_megabits": -1.0}, "model_megabits must lie in"),
-    ({"model_megabits": (1.0, 2.0, 3.0)}, r"a pair \(down, up\)"),
+    ({"federation": -1.0}, "model_megabits must lie in"),
+    ({"federation": (1.0, 2.0, 3.0)}, r"a pair \(down, up\)"),
     ({"devices": PHONES._replace(upload_mbps=-5.0)}, "upload_mbps must lie in"),
     ({"devices": (20.0, 5.0, 0.1)}, "devices must be Devices"),
     ({"constants": CONSTANTS._replace(strong_convexity=8.0)}, "kappa = .* must be at least 1"),
@@ -389,14 +389,14 @@ WRONG = [
     ({"plateau_round": 0}, "plateau_round must be"),
     ({"tolerance": -0.1}, "tolerance must lie"),
     ({"client_variance": -1.0}, "client_variance must lie"),
-    ({"model_megabits": 6.71e6}, "Is it in bytes"),
+    ({"federation": 6.71e6}, "Is it in bytes"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "message"), WRONG)
 def test_wrong_input_is_named(changes, message):
     arguments = {
-        "model_megabits": SIZE,
+        "federation": SIZE,
         "devices": PHONES,
         "constants": CONSTANTS,
         "cohort_size": 5,
@@ -410,3 +410,36 @@ def test_as_numbers_keeps_what_is_there():
     setting = as_numbers(fo.planning.Setting(1.0, 2.0, PHONES, None, None, None, None, 5))
     assert np.isnan(setting.num_clients) and setting.client_variance == 0
     assert (setting.seconds, setting.rounds, setting.total_bytes) == (np.inf, 5, np.inf)
+
+
+def test_a_federation_says_what_travels_and_how_long_a_step_takes():
+    """Parameters, operations, clients and steps, counted by hand for softmax regression."""
+    examples = {"x": np.ones((60, 6), np.float32), "y": np.arange(60) % 4}
+    clients = fo.ClientData.from_sizes(examples, [20, 30, 10])
+    federation = fo.Federation(
+        fo.models.mlp([], num_classes=4), clients, cohort=2, local_steps=fo.epochs(2), batch_size=8
+    )
+    megabits = 28 * 32e-6
+    step = float(fo.costs.client_flops(
+        fo.fedavg(fo.optimizers.sgd(0.1)), federation.model, jax.tree.map(lambda x: x[:8], examples)
+    ).step)  # fmt: skip
+    steps = round(np.mean([2 * 3, 2 * 4, 2 * 2]))
+    by_hand = fo.plan(
+        megabits, fo.costs.devices(20.0, 5.0, step / 2.4e9), rounds=100, cohort_size=2,
+        num_clients=3, local_steps=steps,
+    )  # fmt: skip
+    found = fo.plan(federation, rounds=100)
+    np.testing.assert_allclose(found.recommended.seconds, by_hand.recommended.seconds, rtol=1e-9)
+    assert fo.planning.as_dict(found)["local_steps"] == steps
+    assert found.recommended.total_bytes == by_hand.recommended.total_bytes
+    both = fo.plan(federation, rounds=100, algorithm=fo.scaffold(fo.optimizers.sgd(0.1)))
+    assert both.recommended.total_bytes == 2 * found.recommended.total_bytes
+    other = fo.plan(federation, fo.costs.devices(1.0, 1.0, 1.0), rounds=7, local_steps=3)
+    assert other.local_steps == 3 and other.recommended.seconds > 7
+    for wrong, message in (
+        ((1.0,), "must be a Federation where devices are left out"),
+        ((federation.replace(clients=9),), "must have its clients' examples"),
+        (("6 Mbit", fo.costs.devices(1.0, 1.0, 1.0)), "must be a"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fo.plan(*wrong, rounds=10, cohort_size=2, local_steps=2)
