@@ -53,3 +53,15 @@ def test_nothing_moves_in_a_round_at_0_and_the_next_goes_on(name):
         pairs = zip(_floats(before.server, fields), _floats(after.server, fields), strict=True)
         same = [np.array_equal(old, new) for old, new in pairs]
         assert all(same) if RATES[t] == 0 else not any(same), t
+
+
+def test_summed_gradients_are_known_in_a_round_at_0():
+    """No displacement shows them: SCAFFOLD-M's control variates move all the same."""
+    rng = np.random.default_rng(0)
+    params = helpers.random_params(rng, "linear")
+    rounds = helpers.random_rounds(rng, rounds=1, num_clients=3)
+    algorithm = fo.scaffold_m(opt.sgd(_rate), 0.5)
+    (before, after), _ = helpers.play(
+        algorithm, helpers.LINEAR, params, rounds, num_clients=3, steps=4
+    )
+    assert helpers.distance(before.server.control, after.server.control) > 1e-3

@@ -15,7 +15,7 @@ from fedjax_opt.compression.codec import layout
 
 FILE = pathlib.Path(__file__).parents[1] / "oracles" / "cefedavg-compression.json"
 SPARSIFY = json.loads(FILE.read_text(encoding="utf-8"))["sparsify"]
-RNG = np.random.default_rng(0)
+RNG, KEY = np.random.default_rng(0), jax.random.key(3)
 
 
 def normal(*shape):
@@ -162,6 +162,14 @@ def test_random_entries_are_fair_and_rescaled_ones_right_on_average():
     assert np.all(np.abs(shares - 0.25) <= 5 * np.sqrt(0.25 * 0.75 / 3000))
     error = found.std(0) / np.sqrt(3000)
     assert np.all(np.abs(found.mean(0) - values["w"]) <= 5 * error)
+    alone = compression.random_k(sparsity=0.99, rescale=True)
+    one = np.asarray(compression.lossy(alone, values, KEY)["w"])
+    assert np.sum(one != 0) == 1 and set(one) <= {0, *(12 * np.arange(1.0, 13.0))}
+
+
+def test_the_expected_size_is_exact_where_no_positions_are_sent():
+    codec, tree = compression.random_k(sparsity=0.7), {"w": normal(301), "v": normal(8)}
+    assert compression.expected_bytes(codec, tree) == int(compression.size(codec, tree, KEY))
 
 
 def test_sparsifiers_one_after_the_other():

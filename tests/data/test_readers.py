@@ -101,6 +101,11 @@ def test_wrong_files_are_named_with_what_is_wrong(tmp_path, content, wrong):
         list(read_leaf(file))
 
 
+def test_rows_may_be_single_numbers(tmp_path):
+    ((_, examples),) = read_leaf(write(tmp_path / "a.json", {"a": {"x": [1.5, 2], "y": [0, 1]}}))
+    assert examples["x"].tolist() == [1.5, 2.0] and examples["x"].dtype == np.float32
+
+
 def test_wrong_layout(tmp_path):
     file = write(tmp_path / "a.json", {"a": {"x": [[1.0, 2.0]], "y": [0]}})
     with pytest.raises(ValueError, match="x must be rows of 784 numbers, got shape"):
