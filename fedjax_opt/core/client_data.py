@@ -352,3 +352,12 @@ def in_memory(clients: Examples) -> bool:
     if isinstance(clients, StoredClients):
         return False
     return not any(isinstance(leaf, np.memmap) for leaf in jax.tree.leaves(clients))
+
+
+def check_in_memory(name: str, examples: Examples, purpose: str) -> None:
+    """Refuses examples in files where all of them are needed on the device."""
+    if not in_memory(examples):
+        raise ValueError(
+            f"{name} must be in memory {purpose}, but these examples are in files, of which simulate"
+            " alone reads what it needs. To have all in memory, select all clients: clients[:]."
+        )

@@ -11,7 +11,7 @@ from jax.tree_util import Partial
 from fedjax_opt.core import checks, trees
 from fedjax_opt.core.algorithm import Algorithm, as_partial
 from fedjax_opt.core.aliases import ClientState, Examples, Number, ServerState
-from fedjax_opt.core.client_data import ClientData, in_memory
+from fedjax_opt.core.client_data import ClientData, check_in_memory
 from fedjax_opt.core.model import Model, Objective, Variables
 from fedjax_opt.core.state import FederatedState
 from fedjax_opt.engine.minibatches import Feed, rows_feed
@@ -44,21 +44,13 @@ def evaluate(
       >>> sorted(fo.evaluate(model, fo.Variables({"x": jnp.zeros(2)}), data))
       ['loss']
     """
-    _refuse_files("examples", examples)
+    check_in_memory("examples", examples, "to be evaluated")
     examples = getattr(examples, "examples", examples)
     (total,) = checks.leading_axes("examples", examples, (None,), "n")
     if total == 0:
         raise ValueError("examples must hold at least one example to evaluate, got none.")
     batch_size = min(checks.integer("batch_size", batch_size, low=1), total)
     return _evaluate(model, variables, examples, batch_size)
-
-
-def _refuse_files(name: str, examples: Examples) -> None:
-    if not in_memory(examples):
-        raise ValueError(
-            f"{name} must be in memory to be evaluated, but these examples are in files. To have all of"
-            " them in memory, select all clients: clients[:]."
-        )
 
 
 @partial(jax.jit, static_argnames="batch_size")
@@ -176,7 +168,7 @@ def evaluate_clients(
       >>> fo.evaluate_clients(model, fo.Variables({"x": jnp.zeros(2)}), data)["loss"].shape
       (3,)
     """
-    _refuse_files("data", data)
+    check_in_memory("data", data, "to be evaluated")
     sizes = np.asarray(data.sizes)
     largest = int(np.max(sizes, initial=1))
     batch_size = min(checks.integer("batch_size", batch_size, low=1), largest)

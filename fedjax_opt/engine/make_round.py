@@ -62,8 +62,7 @@ def make_round(
       guard: the rules by which clients are left out, a `Guard`; see `Info.faults`.
       strategy: how the client axis is executed: 'scan', 'vmap', 'chunked', 'sharded', 'auto', or a
         `Strategy`.
-      diagnostics: what to measure of the clients' drift: any of 'client_distance',
-        'client_update_norm', 'perturbation_norm' and 'upload_bytes'; see `Info.diagnostics`.
+      diagnostics: what to measure, as for `run_rounds`, where minibatches are enough for it.
 
     Returns:
       The round function.

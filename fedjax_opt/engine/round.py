@@ -68,6 +68,7 @@ class Cohort(NamedTuple):
     invited: jax.Array | int  # how many were asked
     asked: jax.Array  # for a guard's report: their ids, -1 for nobody
     late: jax.Array | bool = False  # and which of them would miss the sampler's deadline
+    unequal: bool = False  # they may differ in their steps: devices then get clients by work
 
 
 class How(NamedTuple):
@@ -76,7 +77,6 @@ class How(NamedTuple):
     strategy: Strategy
     static_steps: int | None = None  # K, if it is known beforehand
     diagnostics: tuple[str, ...] = ()
-    unequal: bool = False  # clients may differ in their steps: devices then get clients by work
     by_examples: bool = False  # uploads are weighted by `ClientResult.example_weight`
 
 
@@ -152,7 +152,7 @@ def federated_round(
     slots = _Slot(cohort.ids, feeds.own, cohort.num_steps, cohort.weights)
     lineup = None
     if how.strategy.name in ("chunked", "sharded"):
-        lineup = Lineup(how.strategy, cohort.num_steps, how.unequal)
+        lineup = Lineup(how.strategy, cohort.num_steps, cohort.unequal)
         slots = lineup.seat(slots)
     found: Tree = 0
     if algorithm.probe is not None:
@@ -195,15 +195,10 @@ def federated_round(
     return placement.keep_sharding((new_state, info), how.strategy.mesh)
 
 
-def full_gradient(
-    model: Model,
-    strategy: Strategy,
-    variables: Variables,
-    feeds: Feeds,
-    weights: jax.Array,
-    key: chex.PRNGKey,
-) -> Params:
-    """The mean, by the weights, of the gradients of all clients on all of their data."""
+def momentum_deviation(
+    model: Model, strategy: Strategy, state: FederatedState, feeds: Feeds, weights: jax.Array
+) -> jax.Array:
+    """The server's momentum beside the mean, by the weights, of all clients' gradients on all data."""
     ids = jnp.arange(weights.shape[0], dtype=jnp.int32)
     lineup = Lineup(strategy, jnp.ones_like(ids))
     slots = lineup.seat(_Slot(ids, feeds.own, jnp.ones_like(ids), weights / jnp.sum(weights)))
@@ -213,7 +208,9 @@ def full_gradient(
         data = probe_data(model, feeds.of(examples, slot.feed), key)
         return weighted(data.full_gradient(variables), slot.weight, slot.num_steps > 0), ()
 
-    return lineup.map(probe, (model, variables, feeds.shared, key), slots)[0]
+    key = jax.random.fold_in(state.key, state.round)
+    shared = model, get_variables(state.server), feeds.shared, key
+    return diagnostics.momentum_deviation(state.server, lineup.map(probe, shared, slots)[0])
 
 
 def _client(

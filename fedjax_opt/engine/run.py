@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_opt.core import checks, controller, trees
-from fedjax_opt.core.algorithm import Algorithm, Scheduled, StaticInt, get_variables
+from fedjax_opt.core.algorithm import Algorithm, Scheduled, StaticInt
 from fedjax_opt.core.aliases import Memory
 from fedjax_opt.core.calls import without_call
-from fedjax_opt.core.client_data import ClientData, in_memory
+from fedjax_opt.core.client_data import ClientData, check_in_memory
 from fedjax_opt.core.cohorts import Sampler
 from fedjax_opt.core.controller import Controller
 from fedjax_opt.core.federation import (
@@ -28,7 +28,7 @@ from fedjax_opt.core.struct import changed, struct
 from fedjax_opt.engine import diagnostics as watching
 from fedjax_opt.engine.evaluate import evaluate
 from fedjax_opt.engine.minibatches import feeds_from_data, steps_per_epoch
-from fedjax_opt.engine.round import Cohort, How, federated_round, full_gradient
+from fedjax_opt.engine.round import Cohort, How, federated_round, momentum_deviation
 from fedjax_opt.execution import placement, strategies
 from fedjax_opt.execution.lineup import Lineup
 from fedjax_opt.execution.memory import fit
@@ -125,12 +125,7 @@ def run_rounds(
     check_nouns(algorithm, federation, "run_rounds(algorithm, federation, state, rounds)")
     rounds = checks.integer("rounds", rounds, low=1)
     prepared, state = prepare(algorithm, federation, state, strategy, diagnostics, "run_rounds")
-    if not in_memory(federation.clients):
-        raise ValueError(
-            "federation.clients must be in memory for run_rounds, but these examples are in files:"
-            " simulate reads those of each chunk's cohorts. To have all of them in memory, select all"
-            " clients: clients[:]."
-        )
+    check_in_memory("federation.clients", federation.clients, "for run_rounds")
 
     def compiled(option: Strategy) -> jax.stages.Compiled:
         shapes = trees.shapes_of((changed(prepared, strategy=option), state))
@@ -220,7 +215,7 @@ def one_round(prepared: Prepared, state: FederatedState) -> tuple[FederatedState
         algorithm, seen["learning_rate"] = controller.at_round(
             algorithm, memory.learning_rate, state.round
         )
-    cohort, unequal = _cohort(prepared, state.cohort_key, state.round, memory.local_steps)
+    cohort = _cohort(prepared, state.cohort_key, state.round, memory.local_steps)
     steps = federation.local_steps
     static_steps = int(steps) if isinstance(steps, StaticInt) else None
     new_state, info = federated_round(
@@ -233,14 +228,17 @@ def one_round(prepared: Prepared, state: FederatedState) -> tuple[FederatedState
             strategy=prepared.strategy,
             static_steps=static_steps,
             diagnostics=prepared.diagnostics,
-            unequal=unequal,
             by_examples=federation.weighting == "weights",
         ),
         federation.guard,
         federation.client_test,
     )
     if "momentum_deviation" in prepared.diagnostics:
-        seen["momentum_deviation"] = _momentum_deviation(prepared, state)
+        sizes = jnp.asarray(federation.clients.sizes)
+        feeds = _feeds(prepared, jnp.arange(sizes.shape[0], dtype=jnp.int32))
+        seen["momentum_deviation"] = momentum_deviation(
+            federation.model, prepared.strategy, state, feeds, _weights(federation, sizes)
+        )
     if federation.validation is not None:
         seen |= _validate(prepared, new_state)
     info = info._replace(diagnostics=info.diagnostics | seen)
@@ -252,8 +250,8 @@ def one_round(prepared: Prepared, state: FederatedState) -> tuple[FederatedState
 
 def _cohort(
     prepared: Prepared, key: chex.PRNGKey, round_number: jax.Array, memory: Memory
-) -> tuple[Cohort, bool]:
-    """Who takes part in a round, and how many steps each takes; and whether these may differ."""
+) -> Cohort:
+    """Who takes part in a round, and how many steps each takes."""
     federation = prepared.federation
     sampler: Sampler = federation.cohort
     sizes = jnp.asarray(federation.clients.sizes)
@@ -274,7 +272,8 @@ def _cohort(
         invited=jnp.sum(drawn.asked >= 0, dtype=jnp.int32),
         asked=drawn.asked,
         late=drawn.late,
-    ), unequal
+        unequal=unequal,
+    )
 
 
 def _weights(federation: Federation, sizes: jax.Array) -> jax.Array:
@@ -318,8 +317,8 @@ def seats(prepared: Prepared, key: chex.PRNGKey, first_round: jax.Array, length:
     """Who is computed in which place in each of the next rounds `[length, places]`."""
 
     def one(round_number):
-        cohort, unequal = _cohort(prepared, key, round_number, ())
-        return cohort.ids[Lineup(prepared.strategy, cohort.num_steps, unequal).seats]
+        cohort = _cohort(prepared, key, round_number, ())
+        return cohort.ids[Lineup(prepared.strategy, cohort.num_steps, cohort.unequal).seats]
 
     return jax.lax.map(one, first_round + jnp.arange(length, dtype=jnp.int32))
 
@@ -348,17 +347,3 @@ def _validate(prepared: Prepared, state: FederatedState) -> dict[str, jax.Array]
     ]
     found = jax.lax.cond(jnp.any(jnp.stack(turns)), measure, skip, state.variables)
     return {f"validation_{name}": value for name, value in found.items()}
-
-
-def _momentum_deviation(prepared: Prepared, state: FederatedState) -> jax.Array:
-    federation = prepared.federation
-    sizes = jnp.asarray(federation.clients.sizes)
-    gradient = full_gradient(
-        federation.model,
-        prepared.strategy,
-        get_variables(state.server),
-        _feeds(prepared, jnp.arange(sizes.shape[0], dtype=jnp.int32)),
-        _weights(federation, sizes),
-        jax.random.fold_in(state.key, state.round),
-    )
-    return watching.momentum_deviation(state.server, gradient)

@@ -113,10 +113,7 @@ def initialize(
 
 
 def is_joined() -> bool:
-    """Whether this process is one of several that run together.
-
-    Returns:
-      A bool, without starting JAX where nothing was joined.
+    """Whether this process is one of several that run together; it does not start JAX.
 
     Example:
       >>> import fedjax_opt as fo
@@ -128,9 +125,6 @@ def is_joined() -> bool:
 
 def is_first() -> bool:
     """Whether this process shows progress and writes files: process 0, or the only one.
-
-    Returns:
-      A bool, without starting JAX where nothing was joined.
 
     Example:
       >>> import fedjax_opt as fo
@@ -149,9 +143,6 @@ def from_first(value: Any) -> Any:
     Args:
       value: process 0's value; what the others pass is not read.
 
-    Returns:
-      The value; as it is if there is one process.
-
     Example:
       >>> import fedjax_opt as fo
       >>> fo.distributed.from_first({"stop": True})
@@ -167,9 +158,6 @@ def from_each(value: Any) -> list[Any]:
 
     Args:
       value: this process's value.
-
-    Returns:
-      The values by process; one value if there is one process.
 
     Example:
       >>> import fedjax_opt as fo

@@ -27,11 +27,7 @@ PARTIAL = ".new"
 class Lock:
     """Holds a file for one owner, until it is closed, or nobody has it any more, or the process ends.
 
-    Args:
-      path: the file; made if it is missing, with its folder. It is the folder that the error names.
-
-    Attributes:
-      works: False if the disk has no locks; then a warning has said so.
+    Where the disk has no locks, `works` is False, and a warning has said so.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
