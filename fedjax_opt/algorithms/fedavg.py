@@ -30,8 +30,9 @@ def fedavg(
 
     Args:
       optimizer: the clients' optimiser, a triple or any optax transformation. Its statistics move in
-        every local step and start afresh in every round, and so does the count of a schedule. To put
-        clipping or weight decay before a triple use `fedjax_opt.optimizers.chain`.
+        every local step and start afresh in every round, and so does the count of a schedule. A typed
+        key in them (of `optax.noisy_sgd`) becomes the client's own in the round. To put clipping or
+        weight decay before a triple use `fedjax_opt.optimizers.chain`.
       server_learning_rate: eta_s, not negative.
 
     Returns:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chex
+import jax
+import jax.numpy as jnp
 import optax
 from jax.tree_util import Partial
 
@@ -29,6 +31,9 @@ from fedjax_opt.core import (
 from fedjax_opt.core.algorithm import as_partial
 from fedjax_opt.core.calls import constructor
 from fedjax_opt.optimizers.triple import local_form
+
+# Of a client's key, the stream for the keys of its optimiser.
+_OPTIMIZERS = 2**31 - 2
 
 
 class ModelState(NamedTuple):
@@ -127,15 +132,33 @@ def _step(optimizer, direction, local, objective, batch, context: Context):
     gradient, evaluation = objective.gradient(local.variables, batch)
     if direction is not None:
         gradient = direction(gradient, local, context)
-    return descend(optimizer, local, gradient, evaluation), evaluation
+    return descend(optimizer, local, gradient, evaluation, context), evaluation
 
 
-def descend(optimizer: Any, local: Any, gradient: Any, evaluation: Evaluation) -> Any:
+def descend(
+    optimizer: Any, local: Any, gradient: Any, evaluation: Evaluation, context: Context
+) -> Any:
     """The local state after one step of the optimiser along a gradient, corrected or not."""
-    params = local.variables.params
-    updates, statistics = optimizer.update(gradient, local.optimizer, params)
+    params, statistics = local.variables.params, _with_own_keys(local.optimizer, context)
+    updates, statistics = optimizer.update(gradient, statistics, params)
     variables = Variables(optax.apply_updates(params, updates), evaluation.state)
     return local._replace(variables=variables, optimizer=statistics)
+
+
+def _with_own_keys(statistics: Any, context: Context) -> Any:
+    """Statistics in whose first step each key becomes the client's own in this round.
+
+    An optimiser's key is the same wherever it starts: noise drawn from it would not average out.
+    """
+
+    def own(leaf):
+        if not jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
+            return leaf
+        bits = jax.random.bits(jax.random.fold_in(context.key, _OPTIMIZERS), dtype=jnp.uint32)
+        folded = jax.vmap(jax.random.fold_in, in_axes=(0, None))(leaf.reshape(-1), bits)
+        return jnp.where(context.step == 0, folded.reshape(leaf.shape), leaf)
+
+    return jax.tree.map(own, statistics)
 
 
 def _finish(upload, local, context: Context):

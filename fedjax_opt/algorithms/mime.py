@@ -146,7 +146,7 @@ def _step(optimizer, local, objective, batch, context):
     # At x also in what is not trained: its state there is the one that was sent.
     at_x, _ = objective.gradient(context.message.variables, batch)
     corrected = trees.add(trees.subtract(gradient, at_x), context.report)
-    return descend(optimizer, local, corrected, evaluation), evaluation
+    return descend(optimizer, local, corrected, evaluation, context), evaluation
 
 
 def _server_step(optimizer, eta, server, mean, situation):

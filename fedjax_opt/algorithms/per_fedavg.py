@@ -113,7 +113,7 @@ def _step(optimizer, alpha, num_parts, curvature, local, objective, batch, conte
     if third:
         bent = curvature(third[0], here, direction)
         direction = trees.add_scaled(direction, -alpha, bent)
-    return descend(optimizer, local, direction, after), evaluation
+    return descend(optimizer, local, direction, after, context), evaluation
 
 
 def _hessian_vector_product(part, variables, vector):

@@ -116,7 +116,7 @@ def _step(optimizer, lam, eta, inner_steps, local, objective, batch, context):
         gradient, evaluation = objective.gradient(theta.variables, batch)
         away = trees.subtract(theta.variables.params, y)
         pulled = trees.add_scaled(gradient, lam, away)
-        moved = descend(optimizer, theta, pulled, evaluation)
+        moved = descend(optimizer, theta, pulled, evaluation, context)
         return moved, (evaluation.loss, evaluation.metrics, evaluation.weight)
 
     theta = Theta(Variables(local.theta, state), local.optimizer)

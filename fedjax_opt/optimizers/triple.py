@@ -29,7 +29,7 @@ from jax.tree_util import GetAttrKey, Partial
 
 from fedjax_opt.core import checks
 from fedjax_opt.core.algorithm import as_partial
-from fedjax_opt.core.calls import Call, constructor, replaced, shown
+from fedjax_opt.core.calls import Call, constructor, replaced, shapes, shown
 
 # The triples whose statistics were made while an optax transformation around them was asked for its own.
 _FROZEN_INSIDE: ContextVar[list[None] | None] = ContextVar("frozen_inside", default=None)
@@ -310,13 +310,14 @@ def local_form(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
         )
     if isinstance(optimizer, Triple):
         return moving(optimizer)
-    _refuse_needs(optimizer)
     optimizer = as_pytree(optimizer)
-    return optimizer._replace(init=Partial(_init_if_it_moves, optimizer.init))
+    _refuse_needs(optimizer, {"w": jax.ShapeDtypeStruct((2, 3), jnp.float32)})
+    return optimizer._replace(init=Partial(_checked_init, optimizer))
 
 
-def _init_if_it_moves(init, params):
+def _checked_init(optimizer, params):
     """Refuses a triple inside of another transformation: nobody would move its statistics."""
+    init = optimizer.init
     seen: list[None] = []
     token = _FROZEN_INSIDE.set(seen)
     try:
@@ -330,25 +331,34 @@ def _init_if_it_moves(init, params):
             " fedjax_opt.optimizers.chain in place of optax.chain, or"
             " fedjax_opt.optimizers.moving(triple) inside of it."
         )
+    _refuse_needs(optimizer, params)  # again: it may have looked at leaves that are only here
     return state
 
 
-def _refuse_needs(optimizer: optax.GradientTransformation) -> None:
+# How optax says that an update needs the loss, a function or the slow parameters.
+_NEEDS = ("required keyword-only argument", "must be provided", "has no attribute 'fast'")
+
+
+def _refuse_needs(optimizer: optax.GradientTransformation, params: chex.ArrayTree) -> None:
     """Refuses an optimiser whose update wants more than gradients, statistics and parameters."""
-    params = {"w": jax.ShapeDtypeStruct((2, 3), jnp.float32)}
     try:
         # Only what it asks for matters here, not how it promotes dtypes.
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            jax.eval_shape(lambda x: optimizer.update(x, optimizer.init(x), x), params)
-    except (TypeError, ValueError) as error:
-        # Any other error is about these parameters: labels of other leaves, say.
-        if "required keyword-only argument" in str(error) or "must be provided" in str(error):
+            updates = jax.eval_shape(lambda x: optimizer.update(x, optimizer.init(x), x)[0], params)
+    except Exception as error:
+        if any(sign in str(error) for sign in _NEEDS):
             raise ValueError(
                 "optimizer must need no more than gradients, as local steps and servers have them, but"
                 f" optax's says: {error}"
             ) from error
-    except Exception:
-        return
+        return  # about these parameters (labels of other leaves, say), or raised again by its use
+    found, wanted = ([x.shape for x in jax.tree.leaves(tree)] for tree in (updates, params))
+    if found != wanted:
+        raise ValueError(
+            "optimizer must return updates of the shapes of the parameters; of parameters of the shapes"
+            f" {shapes(params)} its updates have {shapes(updates)}. One that wants the gradient of each"
+            " example, as optax.contrib.dpsgd does, cannot be used here."
+        )
 
 
 def as_pytree(tx: optax.GradientTransformation) -> optax.GradientTransformation:

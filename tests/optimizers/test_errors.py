@@ -84,12 +84,28 @@ def test_a_triple_inside_of_optax_is_refused_if_its_statistics_would_never_move(
         (optax.polyak_sgd(), "'value'"),
         (optax.chain(optax.clip(1.0), optax.lbfgs()), "'value_fn'"),
         (optax.contrib.sophia(1e-3), "obj_fn"),
+        (optax.contrib.momo(), "'value'"),
+        (optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau()), "'value'"),
+        (optax.lookahead(optax.sgd(0.1), 5, 0.5), "'fast'"),
     ],
-    ids=["polyak_sgd", "lbfgs", "sophia"],
+    ids=["polyak_sgd", "lbfgs", "sophia", "momo", "reduce_on_plateau", "lookahead"],
 )
 def test_an_optimiser_that_needs_more_than_gradients_is_refused(make, needy, wants):
     with pytest.raises(ValueError, match=f"optimizer must need no more than gradients.*{wants}"):
         make(needy)
+
+
+def test_an_optimiser_that_needs_more_for_the_models_own_parameters_is_refused_by_init():
+    """What it does with other parameters does not show it."""
+    masked = local_form(optax.masked(optax.polyak_sgd(), {"a": True}))
+    with pytest.raises(ValueError, match=r"optimizer must need no more than.*'value'"):
+        masked.init({"a": jnp.ones(2)})
+
+
+def test_an_optimiser_that_wants_the_gradient_of_each_example_is_refused():
+    private = optax.contrib.differentially_private_aggregate(1.0, 0.1, 0)
+    with pytest.raises(ValueError, match=r"\{'w': float32\[2, 3\]\} .* \{'w': float32\[3\]\}\."):
+        fo.fedavg(optax.chain(private, optax.sgd(0.1)))
 
 
 @pytest.mark.parametrize("function", [opt.from_optax, local_form])
