@@ -339,7 +339,7 @@ def _checked_init(optimizer, params):
 _NEEDS = ("required keyword-only argument", "must be provided", "has no attribute 'fast'")
 
 
-def _refuse_needs(optimizer: optax.GradientTransformation, params: chex.ArrayTree) -> None:
+def _refuse_needs(optimizer: optax.GradientTransformation, params: Any) -> None:
     """Refuses an optimiser whose update wants more than gradients, statistics and parameters."""
     try:
         # Only what it asks for matters here, not how it promotes dtypes.
