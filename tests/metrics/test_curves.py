@@ -47,3 +47,36 @@ def test_rounds_to_target_is_the_first_that_reaches_it(values, target, maximise)
 def test_a_target_is_reached_when_it_is_met_and_nan_never_meets_it():
     assert fo.metrics.rounds_to_target([1, 2, 3], [float("nan"), 0.5, 0.9], 0.5) == 2
     assert fo.metrics.rounds_to_target([1, 2], [float("nan")] * 2, 0.5, maximise=False) is None
+
+
+def test_last_mean_is_over_rounds_and_not_over_measurements():
+    rounds, values = [50, 150, 250, 260], [0.1, 0.2, 0.4, 0.6]
+    assert fo.metrics.last_mean(rounds, values, count=10) == 0.6
+    assert fo.metrics.last_mean(rounds, values, count=11) == 0.5
+    np.testing.assert_allclose(fo.metrics.last_mean(rounds, values), 0.5)
+    np.testing.assert_allclose(fo.metrics.last_mean(rounds, values, 1000), np.mean(values))
+    assert fo.metrics.last_mean([1, 2, 3], [0.5, np.nan, 0.7], 2) == 0.7
+    assert np.isnan(fo.metrics.last_mean([1, 2], [0.5, np.nan], 1))
+
+
+def test_runs_diverge_where_the_loss_is_not_finite_or_has_risen():
+    fell, rose, slightly = [2.0, 3.0, 1.0], [2.0, 1.0, 4.1], [2.0, 9.0, 3.9]
+    lost, endless = [2.0, np.nan, np.nan], [2.0, np.inf, 1.0]
+    assert fo.metrics.share_diverged([fell, slightly]) == 0
+    assert fo.metrics.share_diverged([fell, rose, lost, endless]) == 0.75
+    assert fo.metrics.share_diverged([fell, slightly], rise=1.5) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fo.metrics.last_mean([1, 2], [0.5]), r"must be \[T\] with T >= 1, got shapes"),
+        (lambda: fo.metrics.last_mean([], []), r"must be \[T\] with T >= 1"),
+        (lambda: fo.metrics.last_mean([1], [0.5], 0), "count must be a whole number .* got 0"),
+        (lambda: fo.metrics.share_diverged([1.0, 2.0]), r"losses must be \[runs, T\]"),
+        (lambda: fo.metrics.share_diverged([[1.0]], rise=0.5), r"rise must lie in \[1\.0"),
+    ],
+)
+def test_the_last_rounds_and_divergence_refuse(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
