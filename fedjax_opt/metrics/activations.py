@@ -97,9 +97,8 @@ def activation_shift(
     mean, variance = _output(before, private)
     kept_mean, kept_variance = _output(after, private)
     shared_mean, shared_variance = _output(after, shared)
-    return ActivationShift(
-        kept_mean - mean, shared_mean - mean, kept_variance - variance, shared_variance - variance
-    )
+    changes = kept_mean - mean, shared_mean - mean, kept_variance - variance
+    return ActivationShift(*map(jnp.asarray, (*changes, shared_variance - variance)))
 
 
 def _output(z, layer):
