@@ -128,7 +128,7 @@ def problem() -> tuple[common.Task, Any, fo.Model]:
     task = common.TASKS["w2"]
     data = fo.place(fo.ClientData.from_list(common.client_data(task)))
     first = ours.to_ours(common.first_params(task))
-    return task, data, fo.models.classifier(lambda key, batch: first, forward)
+    return task, data, fo.models.classifier(lambda key, batch: first, forward, features=1)
 
 
 def serve(name: str, rounds: int) -> None:

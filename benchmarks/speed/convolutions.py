@@ -53,8 +53,10 @@ class FlaxCNN(nn.Module):
 MODELS = {
     "patches": lambda: fo.models.cnn(CLASSES),
     "lax conv": lambda: dataclasses.replace(fo.models.cnn(CLASSES), fast_convolutions=False),
-    "flax": lambda: dataclasses.replace(fo.models.from_linen(FlaxCNN()), fast_convolutions=False),
-    "replaced": lambda: fo.models.from_linen(FlaxCNN()),
+    "flax": lambda: dataclasses.replace(
+        fo.models.from_linen(FlaxCNN(), features=1), fast_convolutions=False
+    ),
+    "replaced": lambda: fo.models.from_linen(FlaxCNN(), features=1),
 }
 
 

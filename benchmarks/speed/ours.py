@@ -20,7 +20,7 @@ def model_of(task: common.Task, ids: bool = False) -> fo.Model:
     if task.model == "gru":
         return fo.models.gru(task.classes, common.EMBEDDING, (common.HIDDEN, common.HIDDEN))
     if task.model == "cnn":
-        return fo.models.from_linen(CNN(task.classes, padding="SAME"), "train")
+        return fo.models.from_linen(CNN(task.classes, padding="SAME"), "train", features=1)
     if ids:
         return fo.models.bag_of_words(task.shape[0], task.classes, normalise=False)
     return fo.models.classifier(lambda key, batch: to_ours(common.first_params(task)), forward)

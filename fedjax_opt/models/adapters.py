@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict, Unpack
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,13 +26,20 @@ Loss = Callable[[Any, Any], Any]
 _OFF_IN_TRAINING = {"deterministic", "inference", "use_running_average", "eval", "evaluate"}
 
 
+# What is taken of what a module returns: a key, a place, the name of an attribute, or a function.
+Choice = str | int | Callable[[Any], Any]
+
+
 class Reading(TypedDict, total=False):
     """How an adapter reads a batch and what the module returns; `classifier` says what each is."""
 
     inputs: Part
     labels: Part
-    output: str | Callable[[Any], Any] | None
+    output: Choice | None
+    features: Choice | None
     loss: Loss
+    penalty: Callable[[Any], Any] | None
+    axis_name: str | None
 
 
 class Reader(NamedTuple):
@@ -41,52 +47,83 @@ class Reader(NamedTuple):
 
     inputs: Part = "x"
     labels: Part = "y"
-    output: str | Callable[[Any], Any] | None = None
+    output: Choice | None = None
+    features: Choice | None = None
     loss: Loss = cross_entropy
+    penalty: Callable[[Any], Any] | None = None
+    axis_name: str | None = None
 
     def arguments(self, batch: Any) -> tuple[Any, ...]:
         """What the module is called with."""
         found = _part("inputs", self.inputs, batch)
         return found if type(found) is tuple else (found,)
 
-    def judge(
-        self, returned: Any, batch: Any, state: chex.ArrayTree | None = None
+    def evaluate(
+        self, call: Callable[..., Any], variables: Variables, batch: Any, key: jax.Array | None
     ) -> tuple[jax.Array, Aux]:
-        """(loss, Aux) of what the module returned."""
-        outputs, features = self._outputs(returned)
+        """The loss of a module, from call(variables, arguments, key) -> (returned, state, terms)."""
+
+        returned, state, terms = self.under_axis(
+            lambda _: call(variables, self.arguments(batch), key)
+        )
+        loss, aux = self._judge(returned, batch)
+        for term in jax.tree.leaves(terms):
+            loss = loss + jnp.sum(term)
+        if self.penalty is not None:
+            loss = loss + self.penalty(variables.params)
+        features = None if self.features is None else _chosen("features", self.features, returned)
+        return loss, aux._replace(state=None if key is None else state, features=features)
+
+    def under_axis(self, compute: Callable[[Any], Any]) -> Any:
+        """compute(None), in which the whole batch is the one entry of the axis that has the name."""
+        if self.axis_name is None:
+            return compute(None)
+        found = jax.vmap(compute, axis_name=self.axis_name)(jnp.zeros(1))
+        return jax.tree.map(lambda x: x[0], found)
+
+    def _judge(self, returned: Any, batch: Any) -> tuple[Any, Aux]:
+        outputs = returned
+        if self.output is not None or self.features is not None:
+            outputs = _chosen("output", 0 if self.output is None else self.output, returned)
+        elif not isinstance(returned, (jax.Array, np.ndarray)):
+            keys = f" with the keys {list(returned)}" if isinstance(returned, Mapping) else ""
+            number = f" of {len(returned)}" if isinstance(returned, tuple) else ""
+            raise ValueError(
+                f"The model returns a {type(returned).__name__}{number}{keys}, not an array: output="
+                " must say what the loss gets, a key, a place, the name of an attribute or a function;"
+                " and features= the penultimate activations, if they are there (features=1 for (logits,"
+                " features))."
+            )
         value: Any = self.loss(outputs, _part("labels", self.labels, batch))
-        has_aux = _is_pair(value) and isinstance(value[1], Aux)
-        loss, aux = value if has_aux else (value, Aux())
+        has_aux = type(value) is tuple and len(value) == 2 and isinstance(value[1], Aux)
+        if has_aux:
+            return value
         count = jnp.shape(jax.tree.leaves(batch)[0])[0]
-        if not has_aux and jnp.shape(loss) == (count,):
-            loss, aux = jnp.mean(loss), Aux(losses=loss)
-        elif jnp.shape(loss) != ():
+        if jnp.shape(value) == (count,):
+            return jnp.mean(value), Aux(losses=value)
+        if jnp.shape(value) != ():
             raise ValueError(
                 f"loss must return a scalar, the loss of each of the {count} examples, or (loss, Aux),"
                 f" got {jax.tree.map(jnp.shape, value)}."
             )
-        return loss, aux._replace(state=state, features=features)
+        return value, Aux()
 
-    def _outputs(self, returned):
-        """(what the loss gets, features)."""
-        if callable(self.output):
-            return self.output(returned), None
-        if self.output is not None:
-            is_mapping = isinstance(returned, Mapping)
-            return returned[self.output] if is_mapping else getattr(returned, self.output), None
-        if _is_pair(returned):
-            return returned
-        if isinstance(returned, (jax.Array, np.ndarray)):
-            return returned, None
-        keys = f" with the keys {list(returned)}" if isinstance(returned, Mapping) else ""
-        raise ValueError(
-            f"The model returns a {type(returned).__name__}{keys}, not logits or (logits, features):"
-            " output= must say what the loss gets, a key, the name of an attribute or a function."
+
+def _chosen(name: str, choice: Any, returned: Any) -> Any:
+    """A part of what a module returned."""
+    if callable(choice):
+        return choice(returned)
+    try:
+        is_container = isinstance(returned, (Mapping, tuple, list)) and not hasattr(
+            returned, str(choice)
         )
-
-
-def _is_pair(value: object) -> bool:
-    return type(value) is tuple and len(value) == 2
+        return returned[choice] if is_container else getattr(returned, choice)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        has = f" with the keys {list(returned)}" if isinstance(returned, Mapping) else ""
+        raise ValueError(
+            f"{name} must be a key, a place, the name of an attribute or a function of what the model"
+            f" returns, a {type(returned).__name__}{has}, got {choice!r}."
+        ) from error
 
 
 def _part(name: str, part: Part, batch: Any) -> Any:
@@ -112,17 +149,22 @@ def classifier(
     - `inputs`: a key of the batch, several for several arguments, or a function of the batch, which may
       return a tuple of them.
     - `labels`: likewise.
-    - `output`: what the loss gets of a returned dictionary or object: a key, the name of an attribute,
-      or a function of what is returned. By default that is the logits, or (logits, features), where the
-      features are the penultimate activations `[B, ...]` that FedMAX and MOON look at.
+    - `output`: what the loss gets of a returned tuple, dictionary or object: a place, a key, the name of
+      an attribute, or a function of what is returned.
+    - `features`: likewise, the penultimate activations `[B, ...]` that FedMAX and MOON look at. With it,
+      the output is the first of several unless `output` says otherwise.
     - `loss`: a function (outputs, labels) that returns a scalar, the loss of each example `[B]`, which
       makes minibatches exact that are only partly filled, or (loss, Aux). By default `cross_entropy`;
       `sequence_cross_entropy` for a language model.
+    - `penalty`: a function of the params whose value is added to the loss, in evaluation too, such as
+      `lambda params: 1e-4 * optax.tree.norm(params, squared=True)`.
+    - `axis_name`: the name of the axis over which the module's normalisation averages. It has one entry:
+      the statistics are those of a client's minibatch.
 
     Args:
       init: (key, batch) -> params.
-      apply: (params, x) -> logits `[B, classes]`; or (logits, features).
-      **reading: any of the four above.
+      apply: (params, x) -> logits `[B, classes]`, or what `output` takes them from.
+      **reading: any of those above.
 
     Returns:
       A `Model`.
@@ -149,28 +191,36 @@ def _init(init, key, batch):
 
 
 def _loss(apply, reader, variables, batch, key):
-    del key
-    return reader.judge(apply(variables.params, *reader.arguments(batch)), batch)
+    def call(variables, arguments, key):
+        del key
+        return apply(variables.params, *arguments), None, ()
+
+    return reader.evaluate(call, variables, batch, key)
 
 
 def from_linen(
     module: Any,
     train_argument: str | None = None,
     rngs: tuple[str, ...] = (),
+    dropped: tuple[str, ...] = ("intermediates",),
+    added: tuple[str, ...] = ("losses",),
     **reading: Unpack[Reading],
 ) -> Model:
     """A model from a Flax Linen module; batch statistics become non-trainable state.
 
-    The collection `params` is trained. Every other one but `intermediates` is state: it changes in local
-    steps, and is aggregated with the model or kept private.
+    The collection `params` is trained. Others are state, which changes in local steps and is aggregated
+    with the model or kept private, but for those in `dropped` and `added`.
 
     Args:
       module: a `flax.linen.Module`.
       train_argument: the name of the module's argument that says whether it is training, such as
         'train', or that it is not, such as 'deterministic'. With 'not ' before it, any name is of the
         second kind.
-      rngs: the names of the random streams that the module uses in training, such as 'dropout'.
-      **reading: `inputs`, `labels`, `output` and `loss`, as in `classifier`.
+      rngs: the names of the random streams that the module uses, such as 'dropout'. In evaluation they
+        are made of the minibatch's index, the same every time.
+      dropped: collections that are of one call alone, such as what `sow` notes down.
+      added: collections of such notes that are added to the loss, in evaluation too.
+      **reading: `inputs`, `labels`, `output`, `loss` and the rest, as in `classifier`.
 
     Returns:
       A `Model`.
@@ -191,30 +241,40 @@ def from_linen(
     """
     reader, mode = Reader(**reading), _mode(train_argument)
 
+    def streams(key):
+        return {name: jax.random.fold_in(key, i) for i, name in enumerate(rngs)}
+
     @jax.jit  # Else every operation of the forward pass would be compiled and run on its own.
     def initialise(key, arguments):
-        return module.init(key, *arguments, **mode(False))
+        def begin(_):
+            return module.init({**streams(key), "params": key}, *arguments, **mode(False))
+
+        return reader.under_axis(begin)
 
     def init(key, batch):
         collections = dict(initialise(key, reader.arguments(batch)))
-        params = collections.pop("params")
-        collections.pop("intermediates", None)  # What `sow` notes down is of one call alone.
-        return Variables(params, collections)
-
-    def evaluate(variables, batch, key):
-        training = key is not None
-        keys = jax.random.split(key, max(len(rngs), 1)) if training else ()
-        mutable = list(variables.state) if training else []
-        returned, state = module.apply(
-            {"params": variables.params, **variables.state},
-            *reader.arguments(batch),
-            **mode(training),
-            rngs=dict(zip(rngs, keys, strict=False)),
-            mutable=mutable,
+        params = collections.pop("params", {})
+        return Variables(
+            params, {k: x for k, x in collections.items() if k not in (*dropped, *added)}
         )
-        return reader.judge(returned, batch, dict(state) if mutable else None)
 
-    return Model(init, evaluate)
+    def evaluate(variables, batch, key, *, index=0):
+        def call(variables, arguments, key):
+            source = jax.random.fold_in(jax.random.key(0), index) if key is None else key
+            returned, changed = module.apply(
+                {"params": variables.params, **variables.state},
+                *arguments,
+                **mode(key is not None),
+                rngs=streams(source),
+                mutable=[*added, *(variables.state if key is not None else ())],
+            )
+            terms = [changed.get(name, ()) for name in added]
+            state = {name: x for name, x in changed.items() if name not in added}
+            return returned, state or None, terms
+
+        return reader.evaluate(call, variables, batch, key)
+
+    return Model(init, evaluate, indexed=bool(rngs))
 
 
 def _mode(argument: str | None) -> Callable[[bool], dict[str, bool]]:
@@ -233,10 +293,10 @@ def from_haiku(
 
     Args:
       transformed: what `hk.transform` or `hk.transform_with_state` returns, also in
-        `hk.without_apply_rng`. Without that, its key is None in evaluation.
+        `hk.without_apply_rng`. Without that, its key in evaluation is made of the minibatch's index.
       train_argument: the name of the function's argument that says whether it is training, as in
         `from_linen`.
-      **reading: `inputs`, `labels`, `output` and `loss`, as in `classifier`.
+      **reading: `inputs`, `labels`, `output`, `loss` and the rest, as in `classifier`.
 
     Returns:
       A `Model`, whose state is Haiku's.
@@ -256,33 +316,43 @@ def from_haiku(
 
     @jax.jit
     def initialise(key, arguments):
-        return transformed.init(key, *arguments, **mode(True))
+        return reader.under_axis(lambda _: transformed.init(key, *arguments, **mode(True)))
 
     def init(key, batch):
         found = initialise(key, reader.arguments(batch))
         return Variables(*found) if has_state else Variables(found)
 
-    def evaluate(variables, batch, key):
-        states = (variables.state,) if has_state else ()
-        keys = (key,) if has_key else ()
-        arguments = reader.arguments(batch)
-        training = key is not None
-        returned = transformed.apply(variables.params, *states, *keys, *arguments, **mode(training))
-        returned, state = returned if has_state else (returned, None)
-        return reader.judge(returned, batch, state if training else None)
+    def evaluate(variables, batch, key, *, index=0):
+        def call(variables, arguments, key):
+            source = jax.random.fold_in(jax.random.key(0), index) if key is None else key
+            states = (variables.state,) if has_state else ()
+            keys = (source,) if has_key else ()
+            returned = transformed.apply(
+                variables.params, *states, *keys, *arguments, **mode(key is not None)
+            )
+            return (*returned, ()) if has_state else (returned, None, ())
 
-    return Model(init, evaluate)
+        return reader.evaluate(call, variables, batch, key)
+
+    return Model(init, evaluate, indexed=has_key)
 
 
-def from_nnx(create: Callable[[Any], Any], **reading: Unpack[Reading]) -> Model:
+def from_nnx(
+    create: Callable[[Any], Any],
+    dropped: tuple[type, ...] = (),
+    added: tuple[type, ...] = (),
+    **reading: Unpack[Reading],
+) -> Model:
     """A model from a Flax NNX module; batch statistics become non-trainable state.
 
-    `nnx.Param` variables are trained, all others but the random streams are state.
-    Streams such as dropout's begin anew at every step, from that step's key.
+    `nnx.Param` variables are trained, all others but the random streams and those in `dropped` and
+    `added` are state. Streams such as dropout's begin anew at every step, from that step's key.
 
     Args:
       create: (rngs) -> module, where `rngs` is an `nnx.Rngs`. The module's sizes are fixed by it alone.
-      **reading: `inputs`, `labels`, `output` and `loss`, as in `classifier`.
+      dropped: types of variables that are of one call alone; `nnx.Intermediate` is always one.
+      added: types of such variables whose values are added to the loss, in evaluation too.
+      **reading: `inputs`, `labels`, `output`, `loss` and the rest, as in `classifier`.
 
     Returns:
       A `Model`. In training the module is in the mode of its `train()`, in
@@ -310,31 +380,43 @@ def from_nnx(create: Callable[[Any], Any], **reading: Unpack[Reading]) -> Model:
     reader = Reader(**reading)
 
     def split(module):
-        return nnx.split(module, nnx.Param, nnx.RngState, ...)
+        """(graph, params, streams, added, dropped, state)."""
+        return nnx.split(
+            module,
+            nnx.Param,
+            nnx.RngState,
+            nnx.Any(*added),
+            nnx.Any(nnx.Intermediate, *dropped),
+            ...,
+        )
 
     # What is known without numbers: the structure, shapes and dtypes.
     graph, *abstract = split(nnx.eval_shape(lambda: create(nnx.Rngs(0))))
 
     @jax.jit
     def initialise(key):
-        _, params, _, rest = split(create(nnx.Rngs(key)))
+        _, params, *_, rest = split(create(nnx.Rngs(key)))
         return nnx.to_pure_dict(params), nnx.to_pure_dict(rest)
 
     def init(key, batch):
         del batch
         return Variables(*initialise(key))
 
-    def evaluate(variables, batch, key):
-        training = key is not None
-        streams = _fresh(abstract[1], key if training else jax.random.key(0))
+    def call(variables, arguments, key):
+        params, streams, *notes, rest = abstract
+        empty = [jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), note) for note in notes]
         module = nnx.merge(
-            graph, _filled(abstract[0], variables.params), streams,
-            _filled(abstract[2], variables.state),
+            graph, _filled(params, variables.params),
+            _fresh(streams, jax.random.key(0) if key is None else key), *empty,
+            _filled(rest, variables.state),
         )  # fmt: skip
-        module.train() if training else module.eval()
-        returned = module(*reader.arguments(batch))
-        _, _, _, rest = split(module)
-        return reader.judge(returned, batch, nnx.to_pure_dict(rest) if training else None)
+        module.eval() if key is None else module.train()
+        returned = module(*arguments)
+        _, _, _, terms, _, rest = split(module)
+        return returned, nnx.to_pure_dict(rest), jax.tree.leaves(terms)
+
+    def evaluate(variables, batch, key):
+        return reader.evaluate(call, variables, batch, key)
 
     def _filled(template, values):
         state = jax.tree.map(lambda leaf: leaf, template)

@@ -29,7 +29,7 @@ def of_images(module: Any, *options: Any, batch_norm: bool = False) -> Model:
     """The model of a Flax module. Batch normalisation could magnify Winograd's rounding errors."""
     checks.integer("num_classes", module.num_classes, low=2)
     ways = True if batch_norm else "winograd"
-    return dataclasses.replace(from_linen(module, *options), fast_convolutions=ways)
+    return dataclasses.replace(from_linen(module, *options, features=1), fast_convolutions=ways)
 
 
 def dnn(num_classes: int = 62, batch_norm: bool = False) -> Model:

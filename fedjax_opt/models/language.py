@@ -96,4 +96,4 @@ def _language_model(layer, vocabulary, embedding, hidden, projection=None):
     family = network("recurrent")
     layers = tuple(getattr(family, layer)(width) for width in widths)
     module = family.LanguageModel(vocabulary, embedding, layers, projection)
-    return from_linen(module, loss=sequence_cross_entropy)
+    return from_linen(module, features=1, loss=sequence_cross_entropy)

@@ -52,7 +52,7 @@ def mlp(hidden: Sequence[int], num_classes: int) -> Model:
             x = jax.nn.relu(_affine(params[f"layer_{i}"], x))
         return _affine(params[f"layer_{last}"], x), x
 
-    return classifier(init, apply)
+    return classifier(init, apply, features=1)
 
 
 def _affine(layer, x):

@@ -128,7 +128,7 @@ def from_pytree(
       call: (module, *inputs, key) -> logits `[B, classes]`, or what `reading` wants; the key is None
         in evaluation, where dropout must be off. By default the module itself, mapped over the examples,
         without a key.
-      **reading: `inputs`, `labels`, `output` and `loss`, as in `classifier`.
+      **reading: `inputs`, `labels`, `output`, `loss` and the rest, as in `classifier`.
 
     Returns:
       A `Model`. Its `params` have the structure of the module.
@@ -165,7 +165,7 @@ def from_equinox(
       create: (key) -> module; or (module, `eqx.nn.State`), as `eqx.nn.make_with_state` makes
         them. The module then returns (output, state).
       batch_axis: the name of the batch's axis, which batch normalisation asks for.
-      **reading: `inputs`, `labels`, `output` and `loss`, as in `classifier`.
+      **reading: `inputs`, `labels`, `output`, `loss` and the rest, as in `classifier`.
 
     Returns:
       A `Model`. Its `params` have the structure of the module.
@@ -212,9 +212,12 @@ def _of_tree(create, compute, reader):
     def initialise(key):
         return pack(*create(key))
 
-    def evaluate(variables, batch, key):
+    def call(variables, arguments, key):
         module, state, packed = unpack(variables)
-        returned, state = compute(module, state, key, reader.arguments(batch))
-        return reader.judge(returned, batch, packed(state) if key is not None else None)
+        returned, state = compute(module, state, key, arguments)
+        return returned, packed(state), ()
+
+    def evaluate(variables, batch, key):
+        return reader.evaluate(call, variables, batch, key)
 
     return Model(lambda key, batch: initialise(key), evaluate)

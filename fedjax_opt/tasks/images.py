@@ -101,7 +101,7 @@ def digits_users(num_clients: int = 20, seed: int = 0) -> Federation:
     train, test = ({name: x[rows] for name, x in digits.items()} for rows in (~tested, tested))
     network_64 = network("images").DNN(10, hidden=(64, 64), batch_norm=True)
     return Federation(
-        models.from_linen(network_64, "train"),
+        models.from_linen(network_64, "train", features=1),
         fed.ClientData.from_arrays(train, owners[~tested], num_clients),
         cohort=max(num_clients // 2, 1),
         local_steps=epochs(1),

@@ -40,7 +40,10 @@ def _mlp(params, x):
     return hidden @ params["w2"] + params["b2"][None, :], hidden
 
 
-MODELS = {name: fo.models.classifier(None, f) for name, f in (("logreg", _logreg), ("mlp", _mlp))}
+MODELS = {
+    "logreg": fo.models.classifier(None, _logreg),
+    "mlp": fo.models.classifier(None, _mlp, features=1),
+}
 
 
 def _linear_loss(variables, batch, key):

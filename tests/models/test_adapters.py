@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 
 import fedjax_opt as fo
+from fedjax_opt.core import Objective
 
 RNG = np.random.default_rng(0)
 BATCH = {
@@ -101,11 +102,11 @@ def apply(params, x):
 
 
 FORMS = {
-    "linen": lambda: fo.models.from_linen(LinenNet()),
-    "nnx": lambda: fo.models.from_nnx(NNXNet),
-    "haiku": lambda: fo.models.from_haiku(haiku_net),
-    "equinox": lambda: fo.models.from_equinox(EquinoxNet),
-    "pytree": lambda: fo.models.from_pytree(create_tree),
+    "linen": lambda: fo.models.from_linen(LinenNet(), features=1),
+    "nnx": lambda: fo.models.from_nnx(NNXNet, features=1),
+    "haiku": lambda: fo.models.from_haiku(haiku_net, features=1),
+    "equinox": lambda: fo.models.from_equinox(EquinoxNet, features=1),
+    "pytree": lambda: fo.models.from_pytree(create_tree, features=1),
 }
 
 
@@ -115,7 +116,7 @@ def test_forms_of_one_network_agree(form):
     w, b, v, c = (
         jnp.asarray(RNG.normal(size=s), jnp.float32) for s in ((3, 5), (5,), (5, 4), (4,))
     )
-    plain, model = fo.models.classifier(None, apply), FORMS[form]()
+    plain, model = fo.models.classifier(None, apply, features=1), FORMS[form]()
     variables = model.init(jax.random.key(1), BATCH)
     params = with_leaves(variables.params, w, b, v, c, w.T, v.T)
 
@@ -181,7 +182,14 @@ def test_adapters_read_what_they_are_told(apply, reading):
         (lambda w, x: x, {"inputs": "image"}, r"inputs must .* got 'image' .* keys \['x', 'y'\]"),
         (lambda w, x: x, {"labels": "label"}, "labels must be keys of a batch .* got 'label'"),
         (lambda w, x: {"a": x}, {}, r"returns a dict with the keys \['a'\].* output= must say"),
-        (lambda w, x: (x, x, x), {}, "returns a tuple, .* output= must say"),
+        (lambda w, x: (x, x), {}, "returns a tuple of 2, .* output= must say .*features=1"),
+        (lambda w, x: (x, x), {"output": 2}, "output must be a key, a place, .* a tuple, got 2"),
+        (
+            lambda w, x: {"a": x},
+            {"output": "b"},
+            r"output must .* a dict with the keys \['a'\], got 'b'",
+        ),
+        (lambda w, x: x, {"features": "h"}, "output must be .* got 0"),
         (lambda w, x: x, {"loss": optax.l2_loss, "labels": "x"}, "loss must return a scalar, the"),
     ],
 )
@@ -333,7 +341,7 @@ def test_nnx_module_trains_with_keys_and_evaluates_without():
 
 def test_pytree_keeps_what_is_not_trained():
     """Integers are state, functions and numbers part of the program, and a round leaves them be."""
-    model = fo.models.from_pytree(create_tree)
+    model = fo.models.from_pytree(create_tree, features=1)
     variables = model.init(jax.random.key(0), BATCH)
     shapes = [leaf.shape for leaf in jax.tree.leaves(variables.params)]
     assert shapes == [(3, 5), (5,), (5, 4), (4,)]
@@ -354,7 +362,9 @@ def test_pytree_is_called_as_one_says():
         noise = 0.0 if key is None else jax.random.normal(key, (), jnp.float32)
         return jax.vmap(module)(x)[0] + noise * jnp.arange(4, dtype=jnp.float32)[None]
 
-    plain, noisy = (fo.models.from_pytree(create_tree, c) for c in (None, call))
+    plain, noisy = (
+        fo.models.from_pytree(create_tree, c, output=o) for c, o in ((None, 0), (call, None))
+    )
     variables = plain.init(jax.random.key(0), BATCH)
 
     @jax.jit
@@ -490,3 +500,70 @@ def test_steps_come_before_the_model():
     first, third = (jax.random.normal(keys[i], ()) for i in (0, 2))
     np.testing.assert_allclose(noisy, np.full((2, 6), first + third), rtol=1e-12)
     assert jax.random.key_data(key).tolist() == jax.random.key_data(keys[3]).tolist()
+
+
+# What modules note down, penalties, axes ---------------------------------------------------------
+
+
+class Noting(nn.Module):
+    """Sows a loss and an activation, needs noise in evaluation too, and averages over an axis."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        self.sow("losses", "size", 3 * jnp.mean(x**2))
+        self.sow("seen", "x", x)
+        x = nn.BatchNorm(use_running_average=not train, axis_name="batch")(x)
+        return nn.Dense(4)(x) + 0 * jax.random.normal(self.make_rng("noise"), (1, 4), jnp.float32)
+
+
+class Term(nnx.Variable):
+    """A loss that a module notes down."""
+
+
+class NotingNNX(nnx.Module):
+    """The same, of which one term begins as a variable of the module."""
+
+    def __init__(self, rngs):
+        self.dense = nnx.Linear(3, 4, rngs=rngs)
+        self.term = Term(jnp.zeros((), jnp.float32))
+
+    def __call__(self, x):
+        self.term[...] = jnp.mean(x**2)
+        self.sow(nnx.Intermediate, "seen", x)
+        self.sow(Term, "more", 2 * jnp.mean(x**2))
+        return self.dense(x)
+
+
+def of_linen(**more):
+    options = {"rngs": ("noise",), "dropped": ("seen", "losses"), "axis_name": "batch"}
+    return fo.models.from_linen(Noting(), "train", **options | more)
+
+
+def of_nnx(**more):
+    return fo.models.from_nnx(NotingNNX, **{"dropped": (Term,)} | more)
+
+
+@pytest.mark.filterwarnings("ignore:Using 'Module.sow")
+@pytest.mark.parametrize("key", [None, jax.random.key(3)])
+@pytest.mark.parametrize(
+    ("make", "dropping", "adding"),
+    [
+        (of_linen, {"added": ()}, {"dropped": ("seen",)}),
+        (of_nnx, {}, {"dropped": (), "added": (Term,)}),
+    ],
+)
+def test_what_modules_note_down_is_added_or_dropped(make, dropping, adding, key):
+    """In a collection or of a type; a penalty on the parameters is added likewise."""
+
+    def penalty(params):
+        return jnp.float32(0.1) * optax.tree.norm(params, squared=True)
+
+    plain, noted, both = make(**dropping), make(**adding), make(penalty=penalty, **adding)
+    variables = plain.init(jax.random.key(0), BATCH)
+    assert not set(variables.state) & {"losses", "seen", "term"}
+    found = [model.loss(variables, BATCH, key)[0] for model in (plain, noted, both)]
+    np.testing.assert_allclose(found[1] - found[0], 3 * np.mean(BATCH["x"] ** 2), rtol=1e-4)
+    np.testing.assert_allclose(found[2] - found[1], penalty(variables.params), rtol=1e-4)
+    masked = Objective(both, key, jnp.arange(6) < 4).evaluate(variables, BATCH).loss
+    rows = plain.loss(variables, BATCH, key)[1].losses[:4].mean()
+    np.testing.assert_allclose(masked - rows, found[2] - found[0], rtol=1e-4)

@@ -115,7 +115,8 @@ def test_classifier_passes_on_the_features_that_it_is_given():
         return x @ params, 2 * x
 
     params = fo.Variables(jnp.asarray(RNG.normal(size=(3, 4))))
-    plain, rich = (fo.models.classifier(None, apply) for apply in (logits, both))
+    plain = fo.models.classifier(None, logits)
+    rich = fo.models.classifier(None, both, features=1)
     (loss, aux), (same, with_features) = (m.loss(params, BATCH, None) for m in (plain, rich))
     assert aux.features is None
     np.testing.assert_array_equal(with_features.features, 2 * BATCH["x"])
@@ -186,7 +187,7 @@ class Headed(nn.Module):
 
 def test_module_may_return_features_beside_its_logits():
     """In training and in evaluation, whose activations differ; loss and state are as without."""
-    model = fo.models.from_linen(Headed(), train_argument="train")
+    model = fo.models.from_linen(Headed(), train_argument="train", features=1)
     variables = model.init(jax.random.key(0), BATCH32)
     collections = {"params": variables.params, **variables.state}
     seen = []

@@ -179,7 +179,7 @@ def test_cnn_is_the_one_of_flax_layers_and_learns():
     x = RNG.integers(0, 256, size=(10, 10, 10)).astype(np.uint8)
     batch = {"x": x, "y": np.arange(10) % 5}
     net = CNN(5, features=(4, 6), hidden=(7,))
-    model = fo.models.from_linen(net, "train")
+    model = fo.models.from_linen(net, "train", features=1)
     variables = randomised(model.init, batch)
     scaled = x[..., None].astype(np.float32) / 255
 
@@ -197,7 +197,7 @@ def test_cnn_is_the_one_of_flax_layers_and_learns():
 def test_residual_network_has_the_numbers_of_either_convolution():
     """Losses, and gradients of all parameters, with our ways of convolving and with XLA's."""
     batch = {"x": RNG.normal(size=(2, 6, 6, 3)).astype(np.float32), "y": np.arange(2)}
-    model = fo.models.from_linen(ResNet(5, ((16, 1), (32, 1))))
+    model = fo.models.from_linen(ResNet(5, ((16, 1), (32, 1))), features=1)
     variables = randomised(model.init, batch)
 
     @jax.jit
@@ -265,7 +265,7 @@ def test_patches_of_the_transformer_are_squares():
 def test_dropout_and_batch_statistics_are_for_training_alone(net):
     """Evaluation reads the statistics and leaves them; dropout, where there is any, follows the key."""
     batch = {"x": RNG.normal(size=(4, 4, 4, 3)).astype(np.float32), "y": np.arange(4)}
-    model = fo.models.from_linen(net, "train", ("dropout",))
+    model = fo.models.from_linen(net, "train", ("dropout",), features=1)
     variables = randomised(model.init, batch)
     variables = variables._replace(state=jax.tree.map(np.abs, variables.state))
 

@@ -142,7 +142,7 @@ SIZES = {
         10_004 * 96 + lstm_layer(96, 670) + dense(670, 96, 10_004),
     ),
     "mobilenet, short": (
-        fo.models.from_linen(MobileNetV2(5, stages=((1, 16, 1, 1), (6, 24, 1, 2)))),
+        fo.models.from_linen(MobileNetV2(5, stages=((1, 16, 1, 1), (6, 24, 1, 2))), features=1),
         images(32, 32, 3),
         conv(3, 3, 32, False)
         + norm(32)
@@ -153,7 +153,7 @@ SIZES = {
         + dense(1280, 5),
     ),
     "transformer, small": (
-        fo.models.from_linen(VisionTransformer(5, width=8, depth=1, heads=2, mlp=12)),
+        fo.models.from_linen(VisionTransformer(5, width=8, depth=1, heads=2, mlp=12), features=1),
         images(32, 48, 3),
         transformer(1 + 2 * 3, 8, 1, 12, 5),
     ),
