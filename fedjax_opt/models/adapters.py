@@ -95,8 +95,7 @@ class Reader(NamedTuple):
                 " features))."
             )
         value: Any = self.loss(outputs, _part("labels", self.labels, batch))
-        has_aux = type(value) is tuple and len(value) == 2 and isinstance(value[1], Aux)
-        if has_aux:
+        if _has_aux(value):
             return value
         count = jnp.shape(jax.tree.leaves(batch)[0])[0]
         if jnp.shape(value) == (count,):
@@ -107,6 +106,11 @@ class Reader(NamedTuple):
                 f" got {jax.tree.map(jnp.shape, value)}."
             )
         return value, Aux()
+
+
+def _has_aux(value: object) -> bool:
+    """Whether a loss returned (loss, Aux)."""
+    return type(value) is tuple and len(value) == 2 and isinstance(value[1], Aux)
 
 
 def _chosen(name: str, choice: Any, returned: Any) -> Any:

@@ -41,7 +41,7 @@ def _mlp(params, x):
 
 
 MODELS = {
-    "logreg": fo.models.classifier(None, _logreg),
+    "logreg": fo.models.classifier(None, _logreg, features=1),
     "mlp": fo.models.classifier(None, _mlp, features=1),
 }
 
