@@ -129,6 +129,14 @@ def same_shapes(name: str, found: Tree, expected: Tree) -> None:
             raise ValueError(f"{name}{path} must have the shape {want}, got {got}.")
 
 
+def one_for_each(name: str, value: Tree, shape: tuple[int, ...], what: str) -> None:
+    """Refuses an array that does not have one entry for each of some things."""
+    if jnp.shape(value) != shape:
+        raise ValueError(
+            f"{name} must have one entry per {what}, {list(shape)}, got shape {list(jnp.shape(value))}."
+        )
+
+
 def differences(there: Mapping[str, object], here: Mapping[str, object]) -> list[str]:
     """What two descriptions by name do not agree in."""
     return [

@@ -227,11 +227,7 @@ def _weights(aux: Aux, batch: Batch, mask: jax.Array | None) -> jax.Array:
     dtype = jnp.result_type(float)
     if aux.weights is None:
         return jnp.ones(rows, dtype) if mask is None else mask.astype(dtype)
-    if jnp.shape(aux.weights) != rows:
-        raise ValueError(
-            f"aux.weights must have one entry per example, {list(rows)}, got"
-            f" {list(jnp.shape(aux.weights))}."
-        )
+    checks.one_for_each("aux.weights", aux.weights, rows, "example")
     if aux.losses is None:
         raise ValueError("aux.weights needs aux.losses, the loss of each example, got None.")
     weights = jnp.asarray(aux.weights, dtype)
@@ -242,11 +238,7 @@ def _mask_loss(loss: jax.Array, aux: Aux, mask: jax.Array, weights: jax.Array) -
     """The loss with only the masked rows in its mean; whatever else is in it (decay, say) stays."""
     if aux.losses is None:
         raise ValueError(_PARTLY_FILLED.format("its exact mean", "Aux(losses=...)"))
-    if jnp.shape(aux.losses) != mask.shape:
-        raise ValueError(
-            f"aux.losses must have one entry per example, {list(mask.shape)}, got"
-            f" {list(jnp.shape(aux.losses))}."
-        )
+    checks.one_for_each("aux.losses", aux.losses, mask.shape, "example")
     if aux.weights is None:
         return loss + mean_over_rows(aux.losses, mask) - jnp.mean(aux.losses)
     everybody = jnp.asarray(aux.weights, weights.dtype)
@@ -281,9 +273,6 @@ def _mean(
                 _PARTLY_FILLED.format(f"the metric {name!r}", "Aux(metrics=...) of shape [B]")
             )
         return values
-    if values.shape != weights.shape and (mask is not None or aux.weights is not None):
-        raise ValueError(
-            f"metric {name!r} must be a scalar or have one entry per example, {list(weights.shape)},"
-            f" got {list(values.shape)}."
-        )
+    if mask is not None or aux.weights is not None:
+        checks.one_for_each(f"metric {name!r}", values, weights.shape, "example")
     return mean_over_rows(values, mask) if aux.weights is None else _weighted(values, weights)

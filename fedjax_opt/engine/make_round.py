@@ -227,11 +227,7 @@ def _check_mask(
     taken: np.ndarray | None,
 ) -> jax.Array:
     """A mask that leaves every client something to learn from: zeros would count in every mean."""
-    if jnp.shape(mask) != shape:
-        raise ValueError(
-            f"{name} must have one entry per row of the batches, {list(shape)}, got shape"
-            f" {list(jnp.shape(mask))}."
-        )
+    checks.one_for_each(name, mask, shape, "row of the batches")
     if taken is not None:
         filled = np.any(mask, axis=2)
         needed = np.arange(filled.shape[1]) < taken[:, None]
@@ -279,10 +275,7 @@ def _check_weights(weights: Values, size: int) -> jax.Array | None:
     if weights is None:
         return None
     weights = checks.as_array("weights", weights)
-    if jnp.shape(weights) != (size,):
-        raise ValueError(
-            f"weights must have one entry per client, [{size}], got shape {jnp.shape(weights)}."
-        )
+    checks.one_for_each("weights", weights, (size,), "client")
     if not checks.is_traced(weights):
         # Scaled here, where they may be float64: 1e-40 would be 0 in float32.
         known = np.asarray(checks.number("weights", weights, low=0.0, open_high=True), np.float64)
@@ -304,10 +297,7 @@ def _near_one(weights: Any) -> Any:
 def _check_num_steps(num_steps: Values, size: int, steps: int) -> jax.Array:
     """Local steps between 1 and the K that the batches hold; in `[S]` 0 for who never reported."""
     given, num_steps = num_steps, checks.whole_array("num_steps", num_steps)
-    if jnp.shape(num_steps) not in ((), (size,)):
-        raise ValueError(
-            f"num_steps must be an int or have one entry per client, [{size}], got shape"
-            f" {jnp.shape(num_steps)}."
-        )
+    if jnp.ndim(num_steps):
+        checks.one_for_each("num_steps", num_steps, (size,), "client")
     checks.number("num_steps", given, low=0 if jnp.ndim(num_steps) else 1, high=steps)
     return jnp.minimum(jnp.asarray(num_steps, jnp.int32), steps)

@@ -60,14 +60,14 @@ def test_the_arguments_that_the_others_spoil_are_right():
             r"num_steps must lie in \[0, 2\], got array",
         ),
         ({"num_steps": [1, -1, 2]}, r"num_steps must lie in \[0, 2\], got \[1, -1, 2\]"),
-        ({"num_steps": np.array([1, 2])}, r"num_steps must be .* \[3\], got shape \(2,\)"),
+        ({"num_steps": np.array([1, 2])}, r"num_steps must have .* \[3\], got shape \[2\]"),
         ({"num_steps": 1.0}, "num_steps must be whole, got float64"),
         ({"weights": np.zeros(3)}, r"weights must not all be 0, got \[0"),
         ({"weights": np.array([1, np.nan, 1])}, r"weights must lie in \[0\.0, inf\), got .*nan"),
         ({"weights": np.array([1, np.inf, 1])}, r"weights must lie in \[0\.0, inf\), got .*inf"),
         ({"weights": np.array([1.0, -1.0, 1.0])}, r"weights must lie in .* got array\(\[ 1\., -1"),
-        ({"weights": np.ones(2)}, r"weights must have one entry per client, \[3\], .* \(2,\)"),
-        ({"weights": np.ones((3, 1))}, r"weights must have one entry .* got shape \(3, 1\)"),
+        ({"weights": np.ones(2)}, r"weights must have one entry per client, \[3\], .* \[2\]"),
+        ({"weights": np.ones((3, 1))}, r"weights must have one entry .* got shape \[3, 1\]"),
         ({"batches": {}}, "batches must hold at least one array, got an empty tree"),
         (
             {"batches": BATCHES | {"x": np.ones((2, STEPS, ROWS, 3))}},
@@ -252,9 +252,9 @@ def test_losses_and_metrics_have_one_entry_per_example():
         loss, aux = problems.MODEL.loss(variables, batch, key)
         return loss, aux._replace(metrics={"m": aux.losses[:2]})
 
-    with pytest.raises(ValueError, match=r"aux.losses must have one entry .* \[4\], got \[2\]"):
+    with pytest.raises(ValueError, match=r"aux.losses must have one entry .* \[4\], got shape \[2\]"):
         call_round(model=with_loss(short_losses), mask=mask)
-    with pytest.raises(ValueError, match=r"metric 'm' must be .* \[4\], got \[2\]"):
+    with pytest.raises(ValueError, match=r"metric 'm' must have .* \[4\], got shape \[2\]"):
         call_round(model=with_loss(short_metric), mask=mask)
 
 

@@ -138,7 +138,7 @@ def _aux(**fields):
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (_aux(weights=jnp.ones(3), losses=jnp.ones(16)), r"aux.weights .* \[16\], got \[3\]"),
+        (_aux(weights=jnp.ones(3), losses=jnp.ones(16)), r"aux.weights .* \[16\], got shape \[3\]"),
         (_aux(weights=jnp.ones(16)), "aux.weights needs aux.losses"),
         (lambda params, batch: batch["image"].mean(), r"KeyError: 'image'.*'x': float64\[16, 6, 3\]"),
         (lambda params, batch: jnp.mean(batch["x"] @ params["w"].T @ params["w"]), "model.loss raised"),
