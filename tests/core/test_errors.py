@@ -252,7 +252,9 @@ def test_losses_and_metrics_have_one_entry_per_example():
         loss, aux = problems.MODEL.loss(variables, batch, key)
         return loss, aux._replace(metrics={"m": aux.losses[:2]})
 
-    with pytest.raises(ValueError, match=r"aux.losses must have one entry .* \[4\], got shape \[2\]"):
+    with pytest.raises(
+        ValueError, match=r"aux.losses must have one entry .* \[4\], got shape \[2\]"
+    ):
         call_round(model=with_loss(short_losses), mask=mask)
     with pytest.raises(ValueError, match=r"metric 'm' must have .* \[4\], got shape \[2\]"):
         call_round(model=with_loss(short_metric), mask=mask)
