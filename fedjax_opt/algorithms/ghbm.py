@@ -118,10 +118,11 @@ class Server(NamedTuple):
 
 
 class Message(NamedTuple):
-    """The model and the momentum b."""
+    """The model, and b; or m, and a schedule's count."""
 
     variables: Variables
     momentum: chex.ArrayTree
+    optimizer: Any = ()
 
 
 class Client(NamedTuple):
@@ -145,15 +146,6 @@ class TheoryServer(NamedTuple):
         return self.momentum
 
 
-class TheoryMessage(NamedTuple):
-    """The model, m, and a schedule's count."""
-
-    variables: Variables
-    momentum: chex.ArrayTree
-    optimizer: Any
-
-
-@constructor
 def ghbm(
     optimizer: optax.GradientTransformation,
     tau: int,
@@ -457,7 +449,7 @@ def _theory_init(optimizer, tau, variables):
 
 
 def _theory_broadcast(server):
-    return TheoryMessage(server.variables, server.momentum, server.optimizer)
+    return Message(server.variables, server.momentum, server.optimizer)
 
 
 def _theory_direction(beta, gradient, local, context):

