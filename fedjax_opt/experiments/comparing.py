@@ -16,10 +16,10 @@ from fedjax_opt.core.algorithm import Scheduled
 from fedjax_opt.core.client_data import in_memory
 from fedjax_opt.core.controller import first_algorithm
 from fedjax_opt.core.federation import Epochs
+from fedjax_opt.engine.labels import check_labels
 from fedjax_opt.execution import Strategy, distributed
 from fedjax_opt.experiments import results, rundir
 from fedjax_opt.experiments.comparison import Comparison, read
-from fedjax_opt.experiments.labels import check_labels
 from fedjax_opt.experiments.points import Family, Grid, checked_seeds, grids_of, trials_of
 from fedjax_opt.experiments.pricing import Device, Prices, operations_of, priced, prices
 from fedjax_opt.experiments.search import Range
@@ -130,6 +130,7 @@ def compare(
     if validation is not None:
         federation = held_out(federation, validation)
     trials = trials_of(algorithms, federation, grids, seeds, samples, search_seed)
+    check_labels(federation)
     if source is None:
         source = Source(
             rundir.to_toml({
@@ -176,17 +177,12 @@ def _play(
         reached = {identity_of(record): record["round"] for record in directory.records}
         states = States(directory.states, done, reached, keep=keep_states)
         asked = trials  # those that are done keep their places beside the others
-    looked_at: set[int] = set()
 
     def write(told: Progress) -> None:
         for trial, variables in told.models:
             directory.save_model(trial.name, variables)
         records = []
         for trial, record in zip(told.trials, told.records, strict=True):
-            if "diverged" in record and id(trial.federation.clients) not in looked_at:
-                # If it is the data, no other learning rate will help.
-                looked_at.add(id(trial.federation.clients))
-                check_labels(trial.federation)
             records.append(priced(record, price(trial)))
         directory.append(records)  # last: it says that the trials are finished
         bar.show(told)

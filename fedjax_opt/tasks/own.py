@@ -201,8 +201,6 @@ def _model(model: Any, table: fed.Table, examples: Mapping[str, Any]) -> tuple[M
     labels, x = examples["y"], examples.get("x")
     kinds = {c.kind for c in table.columns} - {"client", "label"}
     regression = np.issubdtype(labels.dtype, np.floating)
-    if not regression:
-        check_labels("y", labels)
     facts: dict[str, Any] = {"table": table, "num_features": None if x is None else x.shape[-1]}
     if not regression:
         facts["num_classes"] = max(len(table.classes), int(labels.max()) + 1, 2)
@@ -315,22 +313,3 @@ def imported(what: str, path: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{what} {path!r} cannot be imported: {error}.") from error
-
-
-def check_labels(name: str, labels: Any, num_classes: int | None = None) -> None:
-    """Refuses labels that are no ids of classes, and names the first that is none."""
-    array = np.asarray(labels)
-    if array.dtype.kind not in "iu":
-        raise ValueError(
-            f"{name} must hold whole numbers, the ids of classes, got {array.dtype}: read them by"
-            " fo.data.read_table, which makes ids of words and truth values."
-        )
-    wrong = array < 0
-    if num_classes is not None:
-        wrong |= array >= num_classes
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        allowed = "at least 0" if num_classes is None else f"below {num_classes}"
-        raise ValueError(
-            f"{name} must hold ids of classes, {allowed}, got {array[row]} in row {row}."
-        )

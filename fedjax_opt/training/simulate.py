@@ -14,6 +14,7 @@ from fedjax_opt.core import checks
 from fedjax_opt.core.algorithm import Algorithm, Scheduled
 from fedjax_opt.core.federation import Federation, check_nouns
 from fedjax_opt.core.state import FederatedState
+from fedjax_opt.engine.labels import wrong_label
 from fedjax_opt.execution.strategies import Strategy
 from fedjax_opt.storage.client_states import ClientStore
 from fedjax_opt.training.acting import Acting, Ended
@@ -115,7 +116,7 @@ def simulate(
     history = player.rounds.views or rows_of(player.no_rounds())
     result = Result(player.state, history, player.evaluations.views, player.seconds, ended.why)
     if ended.status.startswith("failed") and on_nonfinite == "raise":
-        raise NonFiniteLossError(ended.why, result)
+        raise NonFiniteLossError(f"{ended.why} {wrong_label(federation)}".strip(), result)
     if ended.signal is not None and checkpoints is not None:
         raise Interrupted(
             f"{ended.why}. The checkpoint is in {checkpoints.directory}; the same call goes on from"

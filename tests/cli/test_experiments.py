@@ -5,6 +5,7 @@ import shlex
 import signal
 import tomllib
 
+import jax
 import numpy as np
 import pytest
 
@@ -77,6 +78,27 @@ def test_compare_runs_every_point_and_seed_and_writes_a_page(command, folder):
     assert all(
         f"<dt>{name}</dt>" in page for name in ("clients", "cohort", "local steps", "rounds")
     )
+
+
+@pytest.mark.slow
+def test_the_best_model_is_exported(command, folder):
+    output, _ = compared(command, folder)
+    status, printed, _ = command("export compared best.npz")
+    assert status == 0 and printed == "Model: best.npz\n"
+    told = json.loads((folder / "best.json").read_text())["about"]
+    top = {one.label: one.values("accuracy").max(axis=1).mean() for one in read(output).best()}
+    assert told["algorithm"] == max(top, key=lambda label: top[label])
+    model = fo.load_model(folder / "best.npz")
+    assert sum(x.size for x in jax.tree.leaves(model.params)) == 4810
+    for words, message in (
+        ("compared best.npz --algorithm fedavgg", "Did you mean 'fedavg'"),
+        ("compared best.npz --seed 5", "seed must be one of 0, 1"),
+        ("compared best.pickle/", "path must be new for a folder"),
+        ("nowhere best.npz", "holds no run"),
+    ):
+        (folder / "best.pickle").mkdir(exist_ok=True)
+        status, _, errors = command(f"export {words}")
+        assert status == 2 and message in errors
 
 
 @pytest.mark.slow

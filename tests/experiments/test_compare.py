@@ -243,21 +243,51 @@ def test_a_metric_may_have_any_name(name, tmp_path):
     assert found.best()[0].seeds == (0, 1)
 
 
-@pytest.mark.parametrize(("label", "where"), [(3, "row 1 of client 2"), (-1, "row 1 of client 2")])
-def test_a_label_that_is_no_class_is_named(label, where, tmp_path):
-    rng = np.random.default_rng(0)
-    y = np.arange(20) % 3
-    y[9] = label
-    examples = {"x": rng.normal(size=(20, 2)), "y": y}
+LABELS = np.arange(20) % 3
+WRONG = {
+    "3": (np.where(np.arange(20) == 9, 3, LABELS), "but y is 3 in row 1 of client 2, of which"),
+    "-1": (np.where(np.arange(20) == 9, -1, LABELS), "but y is -1 in row 1 of client 2, of which"),
+    "floats": (LABELS + 0.5, "but y is 0.5 in row 0 of client 0, which the model refuses: .*whole"),
+    "one-hot": (
+        np.eye(3)[LABELS],
+        r"but y is \[1.0, 0.0, 0.0\] in row 0 of client 0, which .*refuses",
+    ),
+    "[n, 1]": (LABELS[:, None], r"but y is \[0\] in row 0 of client 0, which the model refuses"),
+    "strings": (LABELS.astype(str), "but y is '0' in row 0 of client 0, which is no number"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+@pytest.mark.parametrize("stored", [False, True])
+def test_labels_that_the_model_does_not_take_are_named(kind, stored, tmp_path):
+    y, message = WRONG[kind]
+    x = np.random.default_rng(0).normal(size=(20, 2))
+    people = [
+        (str(c), {"x": x[rows], "y": y[rows]}) for c, rows in enumerate(np.split(np.arange(20), 5))
+    ]
+    if stored and kind != "strings":
+        clients = fo.data.store(people, tmp_path / "people")
+    else:
+        clients = fo.ClientData.from_sizes({"x": x, "y": y}, [4] * 5)
     federation = fo.Federation(
-        fo.models.mlp([], 3), fo.ClientData.from_sizes(examples, [4] * 5), cohort=5, local_steps=2,
-        batch_size=4, test={"x": examples["x"][:4], "y": y[:4]},
+        fo.models.mlp([], 3), clients, cohort=5, local_steps=2, batch_size=4
     )  # fmt: skip
     with pytest.raises(
-        ValueError, match=f"clients must have labels .* but y is {label} in {where}"
+        ValueError, match=f"clients must have labels that the model takes.* {message}"
     ):
         compare({"FedAvg": fedavg(0.1)}, 3, federation, grid=None, output=tmp_path / "run")
-    assert read(tmp_path / "run").about["status"] == "failed"
+    assert not (tmp_path / "run").exists()
+    if kind in ("3", "-1"):
+        with pytest.raises(fo.NonFiniteLossError, match=message):
+            fo.simulate(fedavg(0.1), federation, 3, progress=False)
+
+
+def test_inputs_that_are_not_finite_are_no_wrong_labels():
+    x = np.full((6, 2), np.nan, np.float32)
+    clients = fo.ClientData.from_sizes({"x": x, "y": np.arange(6) % 2}, [3, 3])
+    federation = fo.Federation(fo.models.mlp([], 2), clients, cohort=2, local_steps=1, batch_size=3)
+    found = compare({"FedAvg": fedavg(0.1)}, 3, federation, grid=None)
+    assert all("diverged" in record for record in found.records)
 
 
 def test_the_host_looks_at_no_round_twice(monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
-from fedjax_opt.tasks.own import check_labels, load_files
+from fedjax_opt.tasks.own import load_files
 
 
 def columns(rows=300):
@@ -159,17 +159,3 @@ def test_what_does_not_fit_is_refused(changes, message):
     given = {"label": "buys", "columns": ["age", "income"]} | changes
     with pytest.raises(ValueError, match=message):
         fo.tasks.from_files(TABLE, **given)
-
-
-@pytest.mark.parametrize(
-    ("labels", "classes", "message"),
-    [
-        ([0, 1, -1], None, "at least 0, got -1 in row 2"),
-        ([0, 3, 1], 3, "below 3, got 3 in row 1"),
-        ([0.0, 1.0], 2, "whole numbers.*float64"),
-        (["a", "b"], 2, "whole numbers"),
-    ],
-)
-def test_labels_that_are_no_classes_are_named(labels, classes, message):
-    with pytest.raises(ValueError, match=message):
-        check_labels("y", labels, classes)
