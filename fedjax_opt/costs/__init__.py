@@ -1,5 +1,6 @@
 """What a run costs: bytes, time, operations and energy, in a round and until a target is reached."""
 
+from fedjax_opt.costs import testbeds as testbeds
 from fedjax_opt.costs.operations import Flops as Flops
 from fedjax_opt.costs.operations import client_flops as client_flops
 from fedjax_opt.costs.operations import measured_flops as measured_flops
@@ -20,5 +21,7 @@ from fedjax_opt.costs.spending import Prices as Prices
 from fedjax_opt.costs.spending import Spent as Spent
 from fedjax_opt.costs.spending import cost_to_target as cost_to_target
 from fedjax_opt.costs.spending import spent as spent
+from fedjax_opt.costs.testbeds import RoundParts as RoundParts
+from fedjax_opt.costs.testbeds import round_parts as round_parts
 from fedjax_opt.costs.traffic import Cost as Cost
 from fedjax_opt.costs.traffic import of as of

@@ -7,7 +7,7 @@ Reference:
 
 from typing import NamedTuple
 
-from fedjax_opt.costs import Devices
+from fedjax_opt.costs import Devices, testbeds
 
 
 class PaperTask(NamedTuple):
@@ -49,13 +49,13 @@ def paper_tasks() -> dict[str, PaperTask]:
       (80, 5.0)
     """
 
-    def pi(seconds_per_step):
-        return Devices(20.0, 5.0, seconds_per_step)
+    def pi(name):
+        return Devices(*testbeds.LTE, testbeds.PI_3B_PLUS[name].mean)
 
     tasks = (
-        PaperTask("Sent140", "linear", 2, 0.32, 21876, 50, 60, 3.0, pi(5.2e-3)),
-        PaperTask("FEMNIST", "DNN", 62, 6.71, 3000, 60, 80, 0.3, pi(0.017)),
-        PaperTask("CIFAR100", "CNN", 100, 40.0, 500, 25, 50, 0.01, pi(0.31)),
-        PaperTask("Shakespeare", "GRU", 79, 5.21, 660, 10, 80, 0.1, pi(1.5)),
+        PaperTask("Sent140", "linear", 2, 0.32, 21876, 50, 60, 3.0, pi("Sent140")),
+        PaperTask("FEMNIST", "DNN", 62, 6.71, 3000, 60, 80, 0.3, pi("FEMNIST")),
+        PaperTask("CIFAR100", "CNN", 100, 40.0, 500, 25, 50, 0.01, pi("CIFAR100")),
+        PaperTask("Shakespeare", "GRU", 79, 5.21, 660, 10, 80, 0.1, pi("Shakespeare")),
     )
     return {task.name: task for task in tasks}
