@@ -89,6 +89,7 @@ from fedjax_opt.training import Result as Result
 from fedjax_opt.training import Rollback as Rollback
 from fedjax_opt.training import RunFacts as RunFacts
 from fedjax_opt.training import Stop as Stop
+from fedjax_opt.training import csv_log as csv_log
 from fedjax_opt.training import early_stopping as early_stopping
 from fedjax_opt.training import replay as replay
 from fedjax_opt.training import simulate as simulate

@@ -1,6 +1,7 @@
 """Runs driven from the host: progress, evaluation, extensions, checkpoints, going back."""
 
 from fedjax_opt.training.checkpoints import Checkpoints as Checkpoints
+from fedjax_opt.training.csv_log import csv_log as csv_log
 from fedjax_opt.training.extensions import Chunk as Chunk
 from fedjax_opt.training.extensions import Extension as Extension
 from fedjax_opt.training.extensions import GoBack as GoBack
