@@ -86,10 +86,13 @@ class Quantiser(NamedTuple):
     random: StaticInt
 
     def __repr__(self) -> str:
+        name, _, option = self.name.partition(" ")
         given = [] if self.radix < 4 else [f"bits={self.radix.bit_length() - 1}"]
+        if option:
+            given.append(f"{option.replace(' ', '_')}=True")
         if bool(self.random) != (self.radix == 3):  # ternary codes are random unless told otherwise
             given.append(f"stochastic={bool(self.random)}")
-        return f"{self.name}({', '.join(given)})"
+        return f"{name}({', '.join(given)})"
 
 
 class Codec(NamedTuple):

@@ -278,13 +278,18 @@ def _moving_update(step, second, grads, stats, params=None):
 
 def _decayed(b2, g, v):
     b2 = jnp.asarray(b2, v.dtype)
-    return b2 * v + (1 - b2) * jnp.square(g)
+    return b2 * v + (1 - b2) * _squared(g)
 
 
 def _yogi(b2, g, v):
-    step = (1 - jnp.asarray(b2, v.dtype)) * jnp.square(g)
-    return v - step * jnp.sign(v - jnp.square(g))
+    step = (1 - jnp.asarray(b2, v.dtype)) * _squared(g)
+    return v - step * jnp.sign(v - _squared(g))
 
 
 def _summed(g, v):
-    return v + jnp.square(g)
+    return v + _squared(g)
+
+
+def _squared(g):
+    """|g|^2, as optax has it for complex numbers."""
+    return jnp.square(g) if jnp.isrealobj(g) else g * g.conj()

@@ -1,6 +1,7 @@
 """How algorithms, triples, codecs and states are shown."""
 
 import copy
+import inspect
 import pickle
 
 import jax
@@ -31,6 +32,7 @@ SHOWN = [
     "c.chain(c.top_k(sparsity=0.9, scope='global'), c.uniform(bits=4), companions=c.sign())",
     "c.excluding(c.exponential(bits=8, stochastic=True), min_size=3)",
     "c.ternary(stochastic=False)",
+    "c.exponential(bits=4, from_one=True)",
 ]
 ALGORITHM = fo.aggregated(
     fo.clipped(fo.fedgbo(o.adam(0.5, b1=0.75)), 2), fo.aggregators.trimmed_mean(0.25)
@@ -140,3 +142,15 @@ def test_a_state_is_shown_by_its_round_and_its_shapes():
         " clients=Client(control={'w': float32[5, 3, 2]}))"
     )
     assert "round=int32[]" in repr(jax.eval_shape(lambda: state))
+
+
+@pytest.mark.parametrize("room", [fo.algorithms, fo.wrappers, fo.attacks, fo.optimizers])
+def test_every_constructor_leaves_its_call(room):
+    made = [
+        function
+        for name, function in vars(room).items()
+        if inspect.isfunction(function)
+        and not name.startswith("_")
+        and function.__annotations__.get("return") in (fo.Algorithm, o.Triple)
+    ]
+    assert made and all(hasattr(function, "__wrapped__") for function in made)

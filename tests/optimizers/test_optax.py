@@ -239,3 +239,11 @@ def test_triples_that_differ_in_numbers_share_a_compilation(name, wrap):
     small, large = map(update, triples)
     assert len(traces) == 1
     helpers.assert_trees_close(jax.tree.map(lambda u: 2 * u, small), large, rtol=1e-12)
+
+
+def test_second_moments_of_complex_gradients_are_those_of_their_magnitudes():
+    """As in optax: v is not negative, and training converges."""
+    params, gradient = jnp.ones(1, jnp.complex64), jnp.array([2j], jnp.complex64)
+    for name, v in {"rmsprop": 1.6, "adagrad": 5.0, "adam": 1.6, "yogi": 1.8}.items():
+        triple = helpers.TRIPLES[name](0.1)
+        np.testing.assert_allclose(triple.track(gradient, triple.init(params)).v, [v], rtol=1e-6)
