@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import fedjax_opt as fo
 from fedjax_opt.cli.experiment_options import add_data_options, data_task
 from fedjax_opt.cli.files import check_plot_path
-from fedjax_opt.cli.plan_options import GROUPS
+from fedjax_opt.cli.plan_options import add_options
 from fedjax_opt.cli.units import parse
 from fedjax_opt.core import checks
 from fedjax_opt.experiments.names import KINDS, load_task, suggested_for
@@ -116,10 +116,7 @@ def add_parser(commands: Any) -> None:
     # '-5Mbit/s' is a value, and a wrong one, rather than an option that is not known.
     parser._negative_number_matcher = re.compile(r"-\.?\d")
     add_data_options(parser, "a task of the paper (sent140, femnist, cifar100, shakespeare), ")
-    for title, options in GROUPS.items():
-        group = parser.add_argument_group(title)
-        for name, settings in options.items():
-            group.add_argument(name, **settings)
+    add_options(parser)
     parser.set_defaults(run=run)
 
 
