@@ -29,6 +29,11 @@ def test_columns_are_the_clients_and_shapes_the_classes():
     assert heights(plot_split(LABELS, IDS)) == [[0, 1, 3], [1, 1, 0], [2, 0, 0]]
     equal = plot_split(np.repeat([2, 0, 1, 0], 5), np.repeat([0, 1, 2, 3], 5))
     assert heights(equal) == [[5, 0, 0], [5, 0, 0], [0, 5, 0], [0, 0, 5]]
+    # Of one class, the purest client first, whatever its size; one without examples has no share.
+    about = plot_split([0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 1, 1, 1], [0] * 5 + [1] * 4 + [2] * 4)
+    assert heights(about) == [[4, 0], [4, 1], [0, 4]]
+    data = fo.ClientData.from_arrays({"y": np.array([1, 0])}, [0, 2], allow_empty=True)
+    assert heights(plot_split(data)) == [[1, 0], [0, 0], [0, 1]]
 
 
 def test_client_data_strings_and_empty_clients():
