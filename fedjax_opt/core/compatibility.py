@@ -1,6 +1,8 @@
 """Versions of JAX: one that computes wrong numbers is refused; a name that moved is found."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 import jax
 
@@ -24,3 +26,11 @@ def enable_x64(enabled: bool = True) -> AbstractContextManager:
     from jax.experimental import enable_x64  # pyright: ignore[reportAttributeAccessIssue]
 
     return enable_x64(enabled)
+
+
+def scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Of a scan's inputs, how many are the same in all steps, and how many are carried."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    fixed, carried, _ = params["ft_in"].unpack()
+    return len(fixed), len(carried)

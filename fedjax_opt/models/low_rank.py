@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
+from fedjax_opt.core.compatibility import scan_sizes
 from fedjax_opt.core.struct import changed, struct
 
 # The axis of A and B that they share, where others are named by the axis of W that they are.
@@ -251,12 +252,10 @@ def _branches(equation, values, product):
 
 def _loop(equation, values, product):
     """A scan: a weight may be the same in all steps, or one in each."""
-    params = dict(equation.params)
-    program, fixed, carried = (params.pop(name) for name in ("jaxpr", "num_consts", "num_carry"))
+    program, (fixed, carried) = equation.params["jaxpr"], scan_sizes(equation.params)
     ends = [0, fixed, fixed + carried, len(values)]
     consts, carry, each = (values[i:j] for i, j in itertools.pairwise(ends))
     each = [x if is_weight(x) and _by_step(x) else whole(x) for x in each]
-    params.pop("linear", None)
 
     def body(carry, now):
         now = [changed(x, names=_without_first(x)) if is_weight(x) else x for x in now]
@@ -264,7 +263,8 @@ def _loop(equation, values, product):
         found = list(map(whole, found))
         return found[:carried], found[carried:]
 
-    carry, results = lax.scan(body, list(map(whole, carry)), each, **params)
+    options = {name: equation.params[name] for name in ("reverse", "length", "unroll")}
+    carry, results = lax.scan(body, list(map(whole, carry)), each, **options)
     return [*carry, *results]
 
 

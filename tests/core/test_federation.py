@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_opt as fo
+from fedjax_opt.core.compatibility import scan_sizes
 from tests.core import problems
 
 SGD = fo.optimizers.sgd(0.1)
@@ -133,8 +134,8 @@ def shapes_of(jaxpr, found):
     for equation in jaxpr.eqns:
         parameters = equation.params
         if equation.primitive.name == "scan":
-            first = parameters["num_consts"]
-            carried = equation.invars[first : first + parameters["num_carry"]]
+            first, number = scan_sizes(parameters)
+            carried = equation.invars[first : first + number]
             found |= {variable.aval.shape for variable in carried}
         if equation.primitive.name == "while":
             first = parameters["cond_nconsts"] + parameters["body_nconsts"]
