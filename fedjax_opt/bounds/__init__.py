@@ -4,8 +4,6 @@ from fedjax_opt.bounds.coverage import expected_rounds_to_see_all as expected_ro
 from fedjax_opt.bounds.coverage import (
     expected_unseen_share_squared as expected_unseen_share_squared,
 )
-from fedjax_opt.bounds.coverage import probability_all_seen as probability_all_seen
-from fedjax_opt.bounds.coverage import rounds_to_see_all_quantile as rounds_to_see_all_quantile
 from fedjax_opt.bounds.curvature import Curvature as Curvature
 from fedjax_opt.bounds.curvature import Heterogeneity as Heterogeneity
 from fedjax_opt.bounds.curvature import Minimum as Minimum
@@ -24,9 +22,6 @@ from fedjax_opt.bounds.fedacg import fedacg_drift as fedacg_drift
 from fedjax_opt.bounds.fedacg import fedacg_learning_rate as fedacg_learning_rate
 from fedjax_opt.bounds.fedacg import fedacg_lookahead as fedacg_lookahead
 from fedjax_opt.bounds.fedacg import fedacg_nonconvex as fedacg_nonconvex
-from fedjax_opt.bounds.fedacg import (
-    fedacg_optimal_proximal_weight as fedacg_optimal_proximal_weight,
-)
 from fedjax_opt.bounds.fedacg import fedacg_sampling as fedacg_sampling
 from fedjax_opt.bounds.fedavg import FedAvgConstants as FedAvgConstants
 from fedjax_opt.bounds.fedavg import FedAvgPlan as FedAvgPlan

@@ -4,13 +4,12 @@ Each round draws a cohort of S among N clients uniformly, without replacement, i
 T is the first round after which all clients have been seen. j given clients are all missed by a cohort
 with probability q_j = C(N-j, S)/C(N, S), so by inclusion and exclusion
 
-    P(T <= t) = sum_{j=0}^{N-S} (-1)^j C(N, j) q_j^t
-    E[T]      = sum_{j=1}^{N} (-1)^{j+1} C(N, j)/(1 - q_j)
+    E[T] = sum_{j=1}^{N} (-1)^{j+1} C(N, j)/(1 - q_j)
 
-In floating point both sums cancel to noise. Here the number u of clients not seen yet is a Markov chain,
+In floating point the sum cancels to noise. Here the number u of clients not seen yet is a Markov chain,
 whose steps down have the probabilities h_u(j) of Hypergeometric(N, u, S): sums of positive terms only,
 
-    E_u = (1 + sum_{j>=1} h_u(j) E_{u-j}) / sum_{j>=1} h_u(j),    P_{t+1}(u - j) gets h_u(j) P_t(u)
+    E_u = (1 + sum_{j>=1} h_u(j) E_{u-j}) / sum_{j>=1} h_u(j)
 
 References:
   Zaccone et al. Communication-efficient federated learning with generalized heavy-ball momentum. 2024.
@@ -18,9 +17,7 @@ References:
   Stadje. The collector's problem with group drawings. Advances in Applied Probability, 1990.
 """
 
-import itertools
 import math
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +25,6 @@ import numpy as np
 
 from fedjax_opt.bounds.theorem import AtLeastOne, Positive, formula
 from fedjax_opt.core import checks
-
-_NEGLIGIBLE = 1e-60  # a probability that what follows from it cannot matter
 
 
 def expected_rounds_to_see_all(num_clients: int, cohort_size: int) -> float:
@@ -52,7 +47,12 @@ def expected_rounds_to_see_all(num_clients: int, cohort_size: int) -> float:
       >>> round(fo.bounds.expected_rounds_to_see_all(100, 10), 2)
       49.94
     """
-    num_clients, cohort_size = _check_sizes(num_clients, cohort_size)
+    num_clients = checks.integer("num_clients", num_clients, low=1)
+    cohort_size = checks.integer("cohort_size", cohort_size, low=1)
+    if cohort_size > num_clients:
+        raise ValueError(
+            f"cohort_size must be at most num_clients={num_clients}, got {cohort_size}."
+        )
     expected = np.zeros(num_clients + 1)
     for unseen in range(1, num_clients + 1):
         first, weights = _newly_seen(num_clients, unseen, cohort_size)
@@ -63,51 +63,6 @@ def expected_rounds_to_see_all(num_clients: int, cohort_size: int) -> float:
         # h(j) = weights some / sum(weights): what is new, given that something is.
         expected[unseen] = 1 / some + weights @ after / weights.sum()
     return float(expected[num_clients])
-
-
-def probability_all_seen(num_clients: int, cohort_size: int, rounds: int) -> float:
-    """The probability that every client has been in a cohort after some rounds.
-
-    Args:
-      num_clients, cohort_size: as for `expected_rounds_to_see_all`.
-      rounds: t, not negative.
-
-    Returns:
-      P(T <= t), a Python float, right to about 13 digits, or to 1e-36 where it is smaller.
-
-    Example:
-      After 10 rounds of a tenth each it is all but impossible:
-
-      >>> import fedjax_opt as fo
-      >>> [round(fo.bounds.probability_all_seen(100, 10, t), 3) for t in (10, 50, 100)]
-      [0.0, 0.592, 0.997]
-    """
-    num_clients, cohort_size = _check_sizes(num_clients, cohort_size)
-    rounds = checks.integer("rounds", rounds, low=0)
-    return next(itertools.islice(_probabilities(num_clients, cohort_size), rounds, None))
-
-
-def rounds_to_see_all_quantile(num_clients: int, cohort_size: int, probability: float) -> int:
-    """The number of rounds after which all clients have been seen with at least a probability.
-
-    Args:
-      num_clients, cohort_size: as for `expected_rounds_to_see_all`.
-      probability: in [0, 1).
-
-    Returns:
-      The smallest t with P(T <= t) >= probability.
-
-    Example:
-      >>> import fedjax_opt as fo
-      >>> fo.bounds.rounds_to_see_all_quantile(100, 10, 0.5), (
-      ...     fo.bounds.rounds_to_see_all_quantile(100, 10, 0.99)
-      ... )
-      (48, 88)
-    """
-    num_clients, cohort_size = _check_sizes(num_clients, cohort_size)
-    checks.number("probability", probability, low=0.0, high=1.0, open_high=True)
-    found = enumerate(_probabilities(num_clients, cohort_size))
-    return next(t for t, seen in found if seen >= probability)
 
 
 def expected_unseen_share_squared(
@@ -144,37 +99,6 @@ def _unseen_share_squared(num_clients: AtLeastOne, cohort_size: Positive, rounds
     one = jnp.maximum(1 - cohort_size / num_clients, 0)
     two = one * jnp.maximum(1 - cohort_size / jnp.maximum(num_clients - 1, 1), 0)
     return (one**rounds + (num_clients - 1) * two**rounds) / num_clients
-
-
-def _check_sizes(num_clients, cohort_size):
-    num_clients = checks.integer("num_clients", num_clients, low=1)
-    cohort_size = checks.integer("cohort_size", cohort_size, low=1)
-    if cohort_size > num_clients:
-        raise ValueError(
-            f"cohort_size must be at most num_clients={num_clients}, got {cohort_size}."
-        )
-    return num_clients, cohort_size
-
-
-def _probabilities(num_clients: int, cohort_size: int) -> Iterator[float]:
-    """P(T <= t) for t = 0, 1, 2, ..., without an end."""
-    steps = [(0, np.ones(1))]
-    for unseen in range(1, num_clients + 1):
-        first, weights = _newly_seen(num_clients, unseen, cohort_size)
-        steps.append((first, weights / weights.sum()))
-    now = np.zeros(num_clients + 1)
-    now[num_clients] = 1.0
-    while True:
-        unseen = now[1:].sum()
-        yield float(
-            now[0] if unseen > 0.5 else 1 - unseen
-        )  # as what is small, each keeps its digits
-        after = np.zeros_like(now)
-        for u in np.flatnonzero(now > _NEGLIGIBLE):
-            first, weights = steps[u]
-            last = u - first
-            after[last - len(weights) + 1 : last + 1] += now[u] * weights[::-1]
-        now = after
 
 
 def _newly_seen(population, unseen, drawn):

@@ -47,14 +47,11 @@ from fedjax_opt.bounds.theorem import (
     Momentum,
     NotNegative,
     Number,
-    Optimum,
     Positive,
     at_most,
     formula,
-    root,
     theorem,
 )
-from fedjax_opt.core import checks
 
 _Between0And1 = Annotated[Number, Limits(low=0.0, high=1.0, open_low=True, open_high=True)]
 
@@ -404,42 +401,6 @@ def fedacg_convex_main_text(
     """
     weight = constants.smoothness * jnp.sqrt(momentum / (1 - momentum))
     return fedacg_convex(constants, weight, momentum, rounds)
-
-
-def fedacg_optimal_proximal_weight(
-    constants: FedACGConstants, momentum: Momentum, rounds: Positive
-) -> Optimum:
-    """The proximal weight for which Theorem 2 states the least.
-
-    `beta = sqrt(lambda M/((1-lambda) ||x_0 - x*||^2))`, or L/(1-lambda) where that is more. It is,
-    whenever M <= L^2 ||x_0 - x*||^2, as for clients that agree on x*.
-
-    Args:
-      constants, momentum, rounds: as for `fedacg_convex`, with ||x_0 - x*|| > 0.
-
-    Returns:
-      An `Optimum`: the allowed beta, the one without the condition, and the `Bound`.
-
-    Example:
-      >>> import fedjax_opt as fo
-      >>> constants = fo.bounds.FedACGConstants(1.0, distance_squared=1.0, gradients_squared=1.0)
-      >>> best = fo.bounds.fedacg_optimal_proximal_weight(constants, momentum=0.6, rounds=100)
-      >>> round(float(best.value), 4), round(float(best.unconstrained), 4), bool(best.clipped)
-      (2.5, 1.2247, True)
-    """
-    checks.number("constants.distance_squared", constants.distance_squared, low=0.0, open_low=True)
-    return _optimal_proximal_weight(constants, momentum, rounds)
-
-
-@formula
-def _optimal_proximal_weight(
-    constants: FedACGConstants, momentum: Momentum, rounds: Positive
-) -> Optimum:
-    c, lam = constants, momentum
-    distance, M = _given(c, "distance_squared", "gradients_squared")
-    best = root(lam / (1 - lam) * (M / distance))
-    allowed = jnp.maximum(best, c.smoothness / (1 - lam))
-    return Optimum(allowed, best, fedacg_convex(c, allowed, lam, rounds))
 
 
 def _fits(c):

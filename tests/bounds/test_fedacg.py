@@ -89,39 +89,6 @@ def test_convex_assumptions_are_reported_by_name():
     assert violated(optimal_gradients_squared=0.1) == ("grad f_i(x*) = 0",)
 
 
-def test_the_best_proximal_weight_is_that_of_a_numerical_minimiser():
-    constants, _, lam, _, T = draw()
-    best = fo.bounds.fedacg_optimal_proximal_weight(constants, lam, T)
-    least = constants.smoothness / (1 - lam)
-
-    def stated(beta):
-        return beta * (1 - lam) * constants.distance_squared + (
-            lam / beta * constants.gradients_squared
-        )
-
-    for found, lowest in [(best.unconstrained, -40.0), (best.value, np.log(least))]:
-        low, high = np.broadcast_to(lowest, COUNT).copy(), np.full(COUNT, 40.0)
-        ratio = (np.sqrt(5) - 1) / 2
-        for _ in range(50):
-            left, right = high - ratio * (high - low), low + ratio * (high - low)
-            go_left = stated(np.exp(left)) <= stated(np.exp(right))
-            low, high = np.where(go_left, low, left), np.where(go_left, right, high)
-        close(found, np.exp((low + high) / 2), rtol=1e-6)
-    clipped = np.asarray(best.clipped)
-    assert clipped.any() and not clipped.all()
-    close(best.bound.value, stated(np.asarray(best.value)) / T)
-    assert np.asarray(best.bound.assumptions["beta >= L/(1-lambda)"]).all()
-    # Without gradients, or without momentum, no weight is too small; the least that is allowed is left.
-    for still in (
-        fo.bounds.fedacg_optimal_proximal_weight(CONSTANTS._replace(gradients_squared=0.0), 0.6, 9),
-        fo.bounds.fedacg_optimal_proximal_weight(CONSTANTS, 0.0, 9),
-    ):
-        assert still.unconstrained == 0 and still.clipped
-    # Clients that agree on x* have M <= L^2 ||x_0 - x*||^2, and then the condition binds.
-    agreeing = CONSTANTS._replace(gradients_squared=2.0**2 * 4.0)
-    assert fo.bounds.fedacg_optimal_proximal_weight(agreeing, 0.999, 10).clipped
-
-
 def play(curvatures, optima, start, beta, lam, rounds):
     """FedACG with exact local solutions on quadratics: the loss gap at the mean of the models."""
     best = (curvatures * optima).sum() / curvatures.sum()

@@ -52,7 +52,6 @@ GOOD = {
         "constants": FEDACG, "proximal_weight": 5.0, "momentum": 0.6, "rounds": 100,
     },
     bounds.fedacg_convex_main_text: {"constants": FEDACG, "momentum": 0.6, "rounds": 100},
-    bounds.fedacg_optimal_proximal_weight: {"constants": FEDACG, "momentum": 0.6, "rounds": 100},
     bounds.rates: {"constants": RATES},
     bounds.fedavg_distance: {
         "constants": FEDAVG, "learning_rate": 0.1, "local_steps": 5, "distance_squared": 1.0,
@@ -141,7 +140,6 @@ OTHERS = {
     ("rates", "dissimilarity"): "[0, inf]",
     ("rates", "gradient_bound"): "[0, inf]",
     ("fedacg_convex_main_text", "momentum"): "(0, 1)",
-    ("fedacg_optimal_proximal_weight", "distance_squared"): "(0, inf)",
     ("fedgbo_optimal_learning_rate", "gradient_bound"): "(0, inf)",
     ("expected_unseen_share_squared", "cohort_size"): "(0, inf]",
 }
