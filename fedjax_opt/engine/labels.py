@@ -9,15 +9,16 @@ import numpy as np
 from fedjax_opt.core import Federation, Variables
 from fedjax_opt.core.federation import initial_variables
 
-_MOST = 4096  # different labels
+_MOST = 64  # labels that are looked at: a large model takes one example of each at once
 _PIECE = 2**20  # labels that are looked at at once: those of data on disk are not read whole
 
 
 def wrong_label(federation: Federation) -> str:
     """A sentence that names the client and the row of a label which is none of the model's classes.
 
-    One example of each label is looked at: of a label that is no class a model's loss is not finite, and
-    labels of another type or shape it refuses. Empty where all is well, or there are no labels `y`.
+    One example of each label is looked at; of many labels the least, the greatest and some between. A
+    model's loss is not finite for one that is no class, and it refuses labels of another type or shape.
+    Empty where all is well, or there are no labels `y`.
     """
     clients: Any = federation.clients
     parts = {"test": federation.test, "validation": federation.validation}
@@ -52,7 +53,7 @@ def check_labels(federation: Federation) -> None:
 
 
 def _first_of_each(labels: Any) -> np.ndarray:
-    """A row of each label; of those that are not one whole number for each example, the first row."""
+    """A row of each label, or of some; the first row where labels are no whole numbers."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         return np.zeros(1, int)
     found: dict[int, int] = {}
@@ -60,7 +61,8 @@ def _first_of_each(labels: Any) -> np.ndarray:
         values, rows = np.unique(np.asarray(labels[start : start + _PIECE]), return_index=True)
         for value, row in zip(values.tolist(), rows.tolist(), strict=True):
             found.setdefault(value, start + row)
-    return np.array(list(found.values())[:_MOST])
+    rows = [found[value] for value in sorted(found)]
+    return np.array(rows)[np.unique(np.linspace(0, len(rows) - 1, _MOST).astype(int))]
 
 
 def _refused(
