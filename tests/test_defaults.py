@@ -63,7 +63,12 @@ NUMBERS = {
         "with_flipped_labels": {"fraction": 0.2},
         "with_noise": {"fraction": 0.2},
     },
-    metrics: {"fine_tuned": {"batch_size": 32}, "smooth": {"decay": 0.9}},
+    metrics: {
+        "fine_tuned": {"batch_size": 32},
+        "last_mean": {"count": 100},
+        "share_diverged": {"rise": 2.0},
+        "smooth": {"decay": 0.9},
+    },
 }
 
 

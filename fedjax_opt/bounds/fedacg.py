@@ -304,7 +304,7 @@ def fedacg_convex_drift(
     last_drift: NotNegative,
     loss_gap: NotNegative,
 ):
-    """eps_t, the mean over all clients of E||y_i - x_{t-1}||^2, y_i their exact solutions: Lemma 9.
+    """The drift eps_t, all clients' mean of E||y_i - x_{t-1}||^2, y_i exact solutions: Lemma 9.
 
     `(1 - 4 L^2/beta^2) eps_t <= 4 lambda^2 eps_{t-1} + 8 L/beta^2 E[f(x_{t-1}) - f*] + 4/beta^2 M*` with
     M* the clients' mean of ||grad f_i(x*)||^2, which the print leaves out. Its terms are 'drift', 'loss'
