@@ -18,7 +18,7 @@ from fedjax_opt.core.client_data import ClientData, StoredClients
 from fedjax_opt.core.cohorts import Sampler, uniform
 from fedjax_opt.core.controller import Controller, Controls, first_algorithm, started
 from fedjax_opt.core.guard import Guard, check_guard
-from fedjax_opt.core.model import Model, Variables
+from fedjax_opt.core.model import Model, Variables, what_raised
 from fedjax_opt.core.state import FederatedState, as_key, first_state
 from fedjax_opt.core.struct import put, struct
 
@@ -246,7 +246,10 @@ def initial_variables(federation: Federation, key: chex.PRNGKey) -> Variables:
     sample = jax.tree.map(
         lambda x: jnp.asarray(x[: federation.batch_size]), federation.clients.examples
     )
-    return federation.model.init(jax.random.fold_in(key, 0), sample)
+    try:
+        return federation.model.init(jax.random.fold_in(key, 0), sample)
+    except Exception as error:
+        raise what_raised("model.init", error, sample) from error
 
 
 def controls_of(algorithm: Algorithm | Scheduled, federation: Federation) -> Controls:
@@ -282,6 +285,12 @@ def _checked_clients(clients: Any) -> Any:
             "clients must be a ClientData, such as fo.ClientData.from_list(...), or the number of"
             f" clients, got {type(clients).__name__}."
         )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(clients, "examples", ())):
+        if getattr(getattr(leaf, "dtype", None), "kind", "f") in "OSU":
+            raise ValueError(
+                f"clients must hold numbers, but examples{jax.tree_util.keystr(path)} are {leaf.dtype}:"
+                " make numbers of texts, such as np.unique(labels, return_inverse=True)[1]."
+            )
     is_traced = checks.is_traced(clients.sizes)
     empty = [] if is_traced else np.flatnonzero(np.asarray(clients.sizes) == 0)
     if len(empty) or (is_traced and clients.known is not None and clients.known.smallest == 0):

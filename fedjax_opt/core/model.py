@@ -9,12 +9,14 @@
 to the model, so it is in no state, message, upload or checkpoint.
 """
 
+import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_opt.core import checks
 from fedjax_opt.core.aliases import Batch, ModelState, Params, Tree
@@ -155,13 +157,9 @@ class Objective(NamedTuple):
         try:
             compute = fast_convolutions(self.model.loss, self.model.fast_convolutions)
             found = compute(variables, batch, self.key, *frozen, **which)
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            # JAX and Python name neither the function nor the examples: 'x', or two shapes.
+        except Exception as error:
             where = " In evaluation its key is None." if self.key is None and not which else ""
-            raise ValueError(
-                f"model.loss raised {type(error).__name__}: {str(error).rstrip('.')}. It was called"
-                f" with a minibatch of {shapes(batch)}.{where}"
-            ) from error
+            raise what_raised("model.loss", error, batch, where) from error
         loss, aux = _checked(found)
         weights = _weights(aux, batch, self.mask)
         if self.mask is not None:
@@ -196,6 +194,26 @@ class Objective(NamedTuple):
         return self._replace(transforms=(*self.transforms, transform))
 
 
+# What somebody else's error, which knows nothing of this library, is mended by.
+_ADVICE = {
+    "unbound axis name": "axis_name= of an adapter gives a module its axis",
+    "needs PRNG for": "rngs= of from_linen names the random streams",
+    r"argument: '(train|training|is_training|deterministic)'": "train_argument= of an adapter names it",
+    "unexpected keyword argument": "train_argument= of an adapter must be an argument of the module",
+    "is immutable": "train_argument= of an adapter says in evaluation that statistics are read",
+}
+
+
+def what_raised(name: str, error: Exception, batch: Batch, where: str = "") -> ValueError:
+    """An error inside of a user's function: JAX and Python name neither it nor the examples."""
+    text = str(error).rstrip(".")
+    advice = [f" {advice}." for sign, advice in _ADVICE.items() if re.search(sign, text)]
+    return ValueError(
+        f"{name} raised {type(error).__name__}: {text}. It was called with a minibatch of"
+        f" {shapes(batch)}.{where}{''.join(advice[:1])}"
+    )
+
+
 def _checked(found: Tree) -> tuple[jax.Array, Aux]:
     """What a loss returned, which must be (loss, Aux)."""
     if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Aux):
@@ -203,7 +221,15 @@ def _checked(found: Tree) -> tuple[jax.Array, Aux]:
             f"model.loss must return (loss, Aux), got {shapes(found)}. A loss that returns a scalar, or"
             " (scalar, a mapping), becomes a model by fo.models.from_loss."
         )
-    loss, aux = found
+    loss, aux = cast(tuple[jax.Array, Aux], found)
+    if not isinstance(loss, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
+        raise ValueError(
+            f"model.loss must return a scalar floating-point loss, got {shapes(loss)}."
+        )
+    if not isinstance(aux.metrics, Mapping) or not all(isinstance(n, str) for n in aux.metrics):
+        raise ValueError(
+            f"aux.metrics must be a mapping of names to numbers, got {shapes(aux.metrics)}."
+        )
     if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
         raise ValueError(
             "model.loss must return a scalar floating-point loss, the mean over the batch; got"
@@ -225,6 +251,8 @@ def _weights(aux: Aux, batch: Batch, mask: jax.Array | None) -> jax.Array:
     leaves = jax.tree.leaves(batch) if mask is None else [mask]
     rows = jnp.shape(leaves[0])[:1] if leaves else ()
     dtype = jnp.result_type(float)
+    if aux.losses is not None:
+        checks.one_for_each("aux.losses", aux.losses, rows, "example")
     if aux.weights is None:
         return jnp.ones(rows, dtype) if mask is None else mask.astype(dtype)
     checks.one_for_each("aux.weights", aux.weights, rows, "example")
@@ -238,7 +266,6 @@ def _mask_loss(loss: jax.Array, aux: Aux, mask: jax.Array, weights: jax.Array) -
     """The loss with only the masked rows in its mean; whatever else is in it (decay, say) stays."""
     if aux.losses is None:
         raise ValueError(_PARTLY_FILLED.format("its exact mean", "Aux(losses=...)"))
-    checks.one_for_each("aux.losses", aux.losses, mask.shape, "example")
     if aux.weights is None:
         return loss + mean_over_rows(aux.losses, mask) - jnp.mean(aux.losses)
     everybody = jnp.asarray(aux.weights, weights.dtype)

@@ -17,8 +17,9 @@ from jax.tree_util import Partial
 from fedjax_opt.core import Aux, Model, Variables
 from fedjax_opt.models.losses import cross_entropy
 
-# A key of the batch, several of them, or a function of the batch; a tuple is several arguments.
-Part = str | Sequence[str] | Callable[[Any], Any]
+# A key of the batch, a place in it, the name of an attribute, several of them, or a function of it; a
+# tuple is several arguments.
+Part = str | int | Sequence[str | int] | Callable[[Any], Any]
 # (outputs, labels) -> a scalar, the loss of each example, or (loss, Aux).
 Loss = Callable[[Any, Any], Any]
 
@@ -108,6 +109,12 @@ class Reader(NamedTuple):
         return value, Aux()
 
 
+def _named(value: object) -> str:
+    """A class, or what kind of thing something is."""
+    kind = value.__name__ if isinstance(value, type) else type(value).__name__
+    return f"the class {kind}" if isinstance(value, type) else f"a {kind}"
+
+
 def _has_aux(value: object) -> bool:
     """Whether a loss returned (loss, Aux)."""
     return type(value) is tuple and len(value) == 2 and isinstance(value[1], Aux)
@@ -133,13 +140,20 @@ def _chosen(name: str, choice: Any, returned: Any) -> Any:
 def _part(name: str, part: Part, batch: Any) -> Any:
     if callable(part):
         return part(batch)
-    if not isinstance(part, str):
+    if isinstance(part, Sequence) and not isinstance(part, str):
         return tuple(_part(name, one, batch) for one in part)
-    if isinstance(batch, Mapping) and part in batch:
-        return batch[part]
-    has = f"the keys {list(batch)}" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
+    is_array = isinstance(batch, (jax.Array, np.ndarray))
+    if isinstance(batch, (Mapping, tuple, list)) and not is_array:
+        places = batch if isinstance(batch, Mapping) else range(len(batch))
+        if part in places:
+            return batch[part]  # type: ignore[index]
+    elif isinstance(part, str) and not is_array and hasattr(batch, part):
+        return getattr(batch, part)
+    kind = "one array" if is_array else f"a {type(batch).__name__}"
+    has = f"the keys {list(batch)}" if isinstance(batch, Mapping) else kind
     raise ValueError(
-        f"{name} must be keys of a batch or a function of it, got {part!r} for a batch of {has}."
+        f"{name} must be keys of a batch, places in it, names of its attributes or a function of it, got"
+        f" {part!r} for a batch of {has}."
     )
 
 
@@ -150,8 +164,8 @@ def classifier(
 
     Examples are mappings with inputs `x` and integer labels `y`, unless `reading` says otherwise:
 
-    - `inputs`: a key of the batch, several for several arguments, or a function of the batch, which may
-      return a tuple of them.
+    - `inputs`: a key of the batch, a place in a tuple, the name of an attribute, several for several
+      arguments, or a function of the batch, which may return a tuple of them.
     - `labels`: likewise.
     - `output`: what the loss gets of a returned tuple, dictionary or object: a place, a key, the name of
       an attribute, or a function of what is returned.
@@ -243,6 +257,10 @@ def from_linen(
       >>> sorted(model.init(jax.random.key(0), batch).state)
       ['batch_stats']
     """
+    if isinstance(module, type) or not (hasattr(module, "apply") and hasattr(module, "init")):
+        raise ValueError(
+            f"module must be an instance of a flax.linen.Module, got {_named(module)}."
+        )
     reader, mode = Reader(**reading), _mode(train_argument)
 
     def streams(key):
@@ -314,6 +332,11 @@ def from_haiku(
       >>> model.init(jax.random.key(0), batch).params["linear"]["w"].shape
       (2, 3)
     """
+    if not (hasattr(transformed, "apply") and hasattr(transformed, "init")):
+        raise ValueError(
+            "transformed must be what hk.transform or hk.transform_with_state returns, got"
+            f" {_named(transformed)}."
+        )
     reader, mode = Reader(**reading), _mode(train_argument)
     names = list(inspect.signature(transformed.apply).parameters)
     has_state, has_key = "state" in names[:2], "rng" in names[:3]
@@ -381,6 +404,11 @@ def from_nnx(
     """
     from flax import nnx
 
+    if isinstance(create, nnx.Module) or not callable(create):
+        raise ValueError(
+            "create must be a function of rngs that makes the module, such as its class, got"
+            f" {_named(create)}."
+        )
     reader = Reader(**reading)
 
     def split(module):

@@ -144,6 +144,11 @@ def merged(model: Model, variables: Variables) -> Variables:
 
 def _named_leaves(variables):
     """(paths, leaves, structure) of parameters."""
+    if not isinstance(variables, Variables):
+        raise ValueError(
+            "variables must be Variables, as model.init returns them, got a"
+            f" {type(variables).__name__}: fo.Variables(params)."
+        )
     found, structure = jax.tree_util.tree_flatten_with_path(variables.params)
     paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found]
     return [f"params/{path}".rstrip("/") for path in paths], [leaf for _, leaf in found], structure

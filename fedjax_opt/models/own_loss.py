@@ -107,7 +107,7 @@ class _Call(NamedTuple):
     sums: bool
 
 
-def _called(call, variables, batch, key):
+def _called(call, variables, batch, key) -> tuple[Any, Aux]:
     params, state, packed = unpack(variables)
     keys = () if call.order == "none" else (key,)
     states = (state,) if call.stateful else ()
@@ -116,11 +116,16 @@ def _called(call, variables, batch, key):
     loss, aux = _taken_apart(found, state, call.stateful, _count(batch))
     if aux.state is not None:
         aux = aux._replace(state=packed(aux.state))
+    if not (is_array(loss) or isinstance(loss, (bool, int, float, complex))):
+        kind = type(loss).__name__
+        raise ValueError(
+            f"loss must return a scalar or (scalar, aux), the scalar first, got a {kind}."
+        )
     # The exact mean of a partly filled minibatch is no sum: such minibatches are then refused.
     return loss, aux._replace(losses=None) if call.sums else aux
 
 
-def _taken_apart(found, state, stateful, count):
+def _taken_apart(found: Any, state: Any, stateful: bool, count: int) -> tuple[Any, Aux]:
     """(loss, Aux) from what the user's loss returned."""
     if isinstance(found, tuple) and len(found) == 2:
         loss, rest = found
@@ -195,7 +200,14 @@ def _variables(given: Any, stateful: bool) -> Variables:
             f" {type(given).__name__}."
         )
     tree, state = given if stateful or isinstance(given, Variables) else (given, ())
-    return pack(tree, jax.tree.map(jnp.asarray, state))
+    found = pack(tree, jax.tree.map(jnp.asarray, state))
+    if not jax.tree.leaves(found.params):
+        kinds = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(tree) if is_array(leaf)})
+        raise ValueError(
+            "init_or_params must give at least one floating-point array, which is trained, got"
+            f" {', '.join(kinds) or repr(tree)}."
+        )
+    return found
 
 
 # How the loss is called -----------------------------------------------------------------------

@@ -181,6 +181,12 @@ def from_equinox(
     """
     import equinox as eqx
 
+    if any(map(is_array, jax.tree.leaves(create))):
+        raise ValueError(
+            f"create must be a function of a key that makes the module, got a {type(create).__name__}:"
+            " lambda key: module begins with one that is made."
+        )
+
     def begin(key):
         made = create(key)
         has_state = isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], eqx.nn.State)

@@ -180,7 +180,7 @@ def test_adapters_read_what_they_are_told(apply, reading):
     ("apply", "reading", "message"),
     [
         (lambda w, x: x, {"inputs": "image"}, r"inputs must .* got 'image' .* keys \['x', 'y'\]"),
-        (lambda w, x: x, {"labels": "label"}, "labels must be keys of a batch .* got 'label'"),
+        (lambda w, x: x, {"labels": "label"}, "labels must be keys of a batch.* got 'label'"),
         (lambda w, x: {"a": x}, {}, r"returns a dict with the keys \['a'\].* output= must say"),
         (lambda w, x: (x, x), {}, "returns a tuple of 2, .* output= must say .*features=1"),
         (lambda w, x: (x, x), {"output": 2}, "output must be a key, a place, .* a tuple, got 2"),
