@@ -1,6 +1,6 @@
 """Federated data, flat: all examples in one array, and where each client's begin."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import chex
@@ -174,6 +174,23 @@ class _Clients:
         return float(np.mean(np.abs(own - everyone).sum(1) / 2))
 
 
+def _stacked(number: int, examples: Sequence[Any], padded: Callable[[Any], Examples]) -> Examples:
+    """One client's examples in arrays."""
+    if not isinstance(examples, Sequence) or not examples:
+        raise ValueError(
+            f"With padded, clients[{number}] must be a list of at least one example, got"
+            f" {'an empty one' if isinstance(examples, Sequence) else type(examples).__name__}."
+        )
+    made = [padded(example) for example in examples]
+    try:
+        return jax.tree.map(lambda *parts: np.stack(parts), *made)
+    except ValueError as error:
+        raise ValueError(
+            f"padded must return arrays of the same shapes for all examples, but on clients[{number}]"
+            f" it does not: {error}."
+        ) from error
+
+
 @struct("known")
 class ClientData(_Clients):
     """Examples of all clients without padding: client i owns rows offset_i .. offset_i + size_i - 1.
@@ -202,11 +219,20 @@ class ClientData(_Clients):
     known: Sizes | None = None
 
     @classmethod
-    def from_list(cls, clients: Sequence[Examples], *, allow_empty: bool = False) -> "ClientData":
+    def from_list(
+        cls,
+        clients: Sequence[Examples],
+        *,
+        padded: Callable[[Any], Examples] | None = None,
+        allow_empty: bool = False,
+    ) -> "ClientData":
         """From a sequence of clients, each a pytree of arrays with the examples on the first axis.
 
         Args:
-          clients: one pytree per client, all of the same structure.
+          clients: one pytree per client, all of the same structure. A list is a pytree as well, whose
+            entries are arrays of all examples; for lists of examples give `padded`.
+          padded: a function of one example that returns arrays of the same shapes for each, such as a
+            graph filled up to the largest. Each client is then a list of examples.
           allow_empty: accept clients without examples (for test sets; training refuses them).
 
         Example:
@@ -214,15 +240,26 @@ class ClientData(_Clients):
           >>> import fedjax_opt as fo
           >>> fo.ClientData.from_list([{"x": np.zeros((2, 3))}, {"x": np.ones((1, 3))}]).num_examples
           3
+
+          Sequences of any length:
+
+          >>> def padded(sequence):
+          ...     return {"x": np.pad(sequence, (0, 4 - len(sequence))), "length": len(sequence)}
+          >>> data = fo.ClientData.from_list([[[5, 6], [7]], [[8, 9, 9]]], padded=padded)
+          >>> data[0]["x"].tolist(), data[1]["length"].tolist()
+          ([[5, 6, 0, 0], [7, 0, 0, 0]], [3])
         """
         if not clients:
             raise ValueError("clients must hold at least one client, got an empty sequence.")
+        if padded is not None:
+            clients = [_stacked(i, client, padded) for i, client in enumerate(clients)]
         sizes = []
         for i, client in enumerate(clients):
             if jax.tree.structure(client) != jax.tree.structure(clients[0]):
                 raise ValueError(
                     f"clients[{i}] must have the tree structure of clients[0],"
-                    f" {jax.tree.structure(clients[0])}, got {jax.tree.structure(client)}."
+                    f" {jax.tree.structure(clients[0])}, got {jax.tree.structure(client)}. Where each"
+                    " client is a list of examples, give padded=, a function of one of them."
                 )
             sizes.append(checks.leading_axes(f"clients[{i}]", client, (None,), "n")[0])
         try:

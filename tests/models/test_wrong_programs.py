@@ -418,3 +418,21 @@ def test_a_wrong_program_is_answered_before_the_first_round(name):
     make, message = PROGRAMS[name]
     with pytest.raises(ValueError, match=f"(?s){message}"):
         fo.simulate(fo.fedavg(fo.optimizers.sgd(0.1)), make(), 1, progress=False)
+
+
+def fill(graph):
+    return {"nodes": np.pad(graph, ((0, 3 - len(graph)), (0, 0)))}
+
+
+@pytest.mark.parametrize(
+    ("clients", "padded", "message"),
+    [
+        ([[X[:2]], [X[:1], X[:3]]], None, "tree structure of .* give padded="),
+        ([[X[:2]], []], fill, r"clients\[1\] must be a list of at least one example, got an empty"),
+        ([[X[:2]], {"x": X}], fill, r"clients\[1\] must be a list .* got dict"),
+        ([[X[:2], X[:1]]], lambda x: x, r"same shapes for all .* clients\[0\]"),
+    ],
+)
+def test_lists_of_examples_that_are_not_filled_up_are_refused(clients, padded, message):
+    with pytest.raises(ValueError, match=message):
+        fo.ClientData.from_list(clients, padded=padded)
