@@ -146,6 +146,7 @@ class TheoryServer(NamedTuple):
         return self.momentum
 
 
+@constructor
 def ghbm(
     optimizer: optax.GradientTransformation,
     tau: int,
