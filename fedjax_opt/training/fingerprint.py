@@ -141,7 +141,7 @@ def describe(**parts: object) -> tuple[dict[str, str], dict[str, str]]:
         if isinstance(value, Call):
             return  # what it was made by says nothing that its functions do not
         if isinstance(value, str):
-            numbers[path] = repr(value)
+            numbers[path] = repr(str(value))
         elif isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, jax.Array)):
             numbers[path] = of_array(value)
         elif isinstance(value, functools.partial):
