@@ -151,11 +151,10 @@ def _with_own_keys(statistics: Any, context: Context) -> Any:
     An optimiser's key is the same wherever it starts: noise drawn from it would not average out.
     """
 
-    key: Any = context.key
-
     def own(leaf):
         if not jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
             return leaf
+        key: Any = context.key
         bits = jax.random.bits(jax.random.fold_in(key, _OPTIMIZERS), dtype=jnp.uint32)
         folded = jax.vmap(jax.random.fold_in, in_axes=(0, None))(leaf.reshape(-1), bits)
         return jnp.where(context.step == 0, folded.reshape(leaf.shape), leaf)

@@ -109,9 +109,10 @@ def test_uniform_is_off_by_half_a_step(name, bits):
         assert np.all(np.abs(found - values) <= bound + tiny)
         assert np.all(np.sign(found) * np.sign(values) >= 0)
         assert np.all(found[values == 0] == 0)
-        # The extremes of each sign are sent, so they come back exactly.
+        # The extremes of each sign are sent, so they come back exactly, if XLA tells them apart: on CPUs
+        # a difference below the smallest normal number is 0.
         for part in (values[values < 0], values[values >= 0]):
-            if part.size:
+            if part.size and not 0 < part.max() - part.min() < tiny:
                 assert {part.min(), part.max()} <= set(found.tolist())
 
     check()
