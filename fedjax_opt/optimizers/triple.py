@@ -336,7 +336,12 @@ def _checked_init(optimizer, params):
 
 
 # How optax says that an update needs the loss, a function or the slow parameters.
-_NEEDS = ("required keyword-only argument", "must be provided", "has no attribute 'fast'")
+_NEEDS = (
+    "required keyword-only argument",
+    "must be provided",
+    "need to pass",  # momo of optax 0.2.6
+    "has no attribute 'fast'",
+)
 
 
 def _refuse_needs(optimizer: optax.GradientTransformation, params: Any) -> None:

@@ -11,6 +11,8 @@ import pytest
 import fedjax_opt as fo
 from fedjax_opt import optimizers as opt
 
+pytestmark = pytest.mark.slow  # every run is compiled
+
 # Nothing moves but the noise.
 MODEL = fo.Model(None, lambda variables, batch, key: (0.0 * jnp.sum(variables.params), fo.Aux()))
 MAKES = {

@@ -12,6 +12,8 @@ import fedjax_opt as fo
 from fedjax_opt.experiments import Range, comparing, read, trials, waves
 from tests.core import problems
 
+pytestmark = pytest.mark.slow  # every comparison is compiled
+
 DATA = problems.ragged((5, 8, 3, 12, 7, 4))
 FEDERATION = fo.Federation(
     problems.MODEL, DATA, cohort=3, local_steps=2, batch_size=4, test=DATA.examples

@@ -19,6 +19,8 @@ from fedjax_opt.experiments.sweep import (
 )
 from tests.core import problems
 
+pytestmark = pytest.mark.slow  # every sweep is compiled
+
 SIZES = (5, 8, 3, 12, 7, 4)
 DATA = problems.ragged(SIZES)
 FEDERATION = fo.Federation(

@@ -84,7 +84,7 @@ def test_a_triple_inside_of_optax_is_refused_if_its_statistics_would_never_move(
         (optax.polyak_sgd(), "'value'"),
         (optax.chain(optax.clip(1.0), optax.lbfgs()), "'value_fn'"),
         (optax.contrib.sophia(1e-3), "obj_fn"),
-        (optax.contrib.momo(), "'value'"),
+        (optax.contrib.momo(), "value"),
         (optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau()), "'value'"),
         (optax.lookahead(optax.sgd(0.1), 5, 0.5), "'fast'"),
     ],

@@ -15,6 +15,8 @@ from fedjax_opt.training import acting, history
 from fedjax_opt.training import checkpoints as on_disk
 from tests.core import problems
 
+pytestmark = pytest.mark.slow  # a run is begun for each place where it may be killed
+
 N, CHUNK, ROUNDS = 6, 3, 18
 DATA = problems.ragged((5, 8, 3, 12, 4, 6))
 FEDERATION = fo.Federation(

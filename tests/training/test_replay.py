@@ -11,6 +11,8 @@ from tests.core.test_simulate import BASE, N
 
 SGD = fo.optimizers.sgd(0.1)
 
+pytestmark = pytest.mark.slow  # a client is played operation by operation
+
 
 def _rate(round_number):
     return jnp.where(round_number < 2, 0.1, 0.05)
