@@ -45,6 +45,7 @@ def test_jit_vmap_and_single_numbers_agree(family):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b[0], rtol=1e-12), alone, together)
 
 
+@pytest.mark.slow
 def test_derivatives_are_those_of_differences(family, step=1e-6):
     """Of logarithms: derivatives are then relative ones, in which no bound hides another."""
     arguments = family.draw(np.random.default_rng(2), 16, extreme=False)

@@ -13,6 +13,8 @@ from fedjax_opt.experiments.trials import finished, identity_of
 from fedjax_opt.training import fingerprint
 from tests.core import problems
 
+pytestmark = pytest.mark.slow  # every sweep is compiled
+
 DATA = problems.ragged((5, 8, 3, 12, 7, 4))
 ROUNDS, EVERY = 7, 2
 FEDERATION = fo.Federation(
