@@ -72,8 +72,9 @@ def _refused(
     model = federation.model
     frozen = (model.frozen,) if jax.tree.leaves(model.frozen) else ()
     try:
-        _, aux = model.loss(variables, batch, None, *frozen)
-    except (ValueError, TypeError) as error:
+        # As in a local step: a loss that draws something needs a key, and may not evaluate at all.
+        _, aux = model.loss(variables, batch, jax.random.key(0), *frozen)
+    except Exception as error:  # whatever the user's program raises
         if labels.ndim != 1 or labels.dtype.kind not in "iu":
             yield 0, f"which the model refuses: {str(error).rstrip('.')}"
         return  # else it is not the label, and whoever runs the model will hear of it

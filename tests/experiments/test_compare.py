@@ -283,6 +283,19 @@ def test_labels_that_the_model_does_not_take_are_named(kind, stored, tmp_path):
             fo.simulate(fedavg(0.1), federation, 3, progress=False)
 
 
+def test_a_loss_that_needs_a_key_has_no_wrong_labels():
+    def loss(variables, batch, key):
+        noise = jax.random.normal(key.reshape(()))
+        losses = (variables.params["w"] + 0.01 * noise - batch["y"]) ** 2
+        return losses.mean(), fo.Aux(losses=losses)
+
+    clients = fo.ClientData.from_sizes({"y": np.linspace(0, 1, 6)}, [3, 3])
+    model = fo.Model(lambda key, batch: fo.Variables({"w": np.zeros(())}), loss)
+    federation = fo.Federation(model, clients, cohort=2, local_steps=1, batch_size=3)
+    found = compare({"FedAvg": fedavg(0.1)}, 3, federation, grid=None)
+    assert not any("diverged" in record for record in found.records)
+
+
 def test_inputs_that_are_not_finite_are_no_wrong_labels():
     x = np.full((6, 2), np.nan, np.float32)
     clients = fo.ClientData.from_sizes({"x": x, "y": np.arange(6) % 2}, [3, 3])

@@ -361,9 +361,11 @@ def test_errors(text, message):
 
 
 def test_numbers_of_numpy_and_jax_are_numbers():
-    for number in (np.float32(0.5), np.array(0.5), jnp.asarray(0.5), 1):
-        build(Spec("fedavg", {"learning_rate": number}))
-    build(Spec("ghbm", {"learning_rate": 1, "tau": np.int64(3)}))
+    for number in (np.float32(0.5), np.array(0.5), jnp.asarray(0.5), 0.5):
+        built = build(Spec("fedavg", {"learning_rate": number}))
+        assert repr(built) == "fedavg(sgd(learning_rate=0.5))"
+    built = build(Spec("ghbm", {"learning_rate": 1, "tau": np.int64(3)}))
+    assert "tau=3" in repr(built) and "learning_rate=1.0" in repr(built)
 
 
 # --- hyperparameters by one name ----------------------------------------------------------------------
